@@ -1,0 +1,76 @@
+# Everything a contributor does. Each target sets up what it needs first; `make` lists them.
+
+PYTHON ?= python3
+EXTRAS ?= dev
+ONLY   ?=
+export PYTHON EXTRAS
+
+BIN := .venv/bin
+PY  := $(BIN)/python
+
+# The hot modules are listed in pyproject.toml. An edit to one of them, and going to or from
+# PENSTOCK_PURE=1, makes `compiled` out of date.
+HOT := $(shell $(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["tool"]["penstock"]["compiled"])' 2>/dev/null)
+READY := .venv/.ready-$(EXTRAS)
+COMPILED := .venv/.compiled$(if $(filter-out 0,$(PENSTOCK_PURE)),-pure)
+
+# What mypy reads, as far as it is there.
+TYPED := $(wildcard src tests bench examples scripts hatch_build.py)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast check bench crash fuzz build lock clean
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(COMPILED) ## make .venv with the locked versions and compile the hot modules
+	@$(PY) -c 'import penstock; b = penstock.build_info(); print(f"penstock {b.version} is ready in .venv, {len(b.compiled)} of $(words $(HOT)) hot modules compiled")'
+
+demo: $(COMPILED) ## see Penstock at work
+	@$(PY) examples/demo.py
+
+test: $(COMPILED) ## run all tests, then most of them again uncompiled
+	@$(PY) -m pytest
+	@echo "again as plain Python (PENSTOCK_PURE=1), without crash and slow tests"
+	@PENSTOCK_PURE=1 $(PY) -m pytest -m "not crash and not slow"
+
+test-fast: $(COMPILED) ## run the tests that take moments
+	@$(PY) -m pytest -q -m "not crash and not spark and not slow"
+
+check: $(COMPILED) ## lint, format, types, and who may import whom
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy $(TYPED)
+	@$(BIN)/lint-imports
+
+bench: $(COMPILED) ## measure; ONLY=log measures one thing
+	@$(PY) -m bench $(ONLY)
+
+crash: $(COMPILED) ## kill the log 200 times and check that nothing confirmed was lost
+	@PENSTOCK_CRASH_ROUNDS=200 $(PY) -m pytest tests/crash
+
+fuzz: $(COMPILED) ## throw malformed bytes at every codec
+	@$(PY) -m tests.fuzz
+
+build: $(COMPILED) ## make the source archive and the wheel in dist/
+	@rm -rf dist
+	@$(PY) -m hatchling build -d dist
+
+lock: $(READY) ## resolve all dependencies anew into requirements.lock
+	@$(PY) scripts/lock.py
+
+clean: ## remove .venv, extensions, caches and build products
+	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find src tests bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	@find src -name '*.so' -delete
+
+$(READY): pyproject.toml requirements.lock hatch_build.py scripts/setup.sh
+	@scripts/setup.sh
+	@rm -f .venv/.ready-* && touch $@
+
+$(COMPILED): $(READY) $(HOT)
+	@$(if $(HOT),$(if $(filter %-pure,$@),:,echo "penstock: compiling $(words $(HOT)) hot modules ..." >&2))
+	@$(PY) hatch_build.py
+	@rm -f .venv/.compiled* && touch $@

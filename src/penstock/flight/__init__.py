@@ -1,0 +1,1 @@
+"""The Arrow Flight door, for bulk reads and appends."""

@@ -1,0 +1,1 @@
+"""The running process: it starts the doors and holds users, rights, the HTTP API and metrics."""

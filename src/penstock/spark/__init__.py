@@ -1,0 +1,1 @@
+"""The Spark side: data source, sink and pipelines."""

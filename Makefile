@@ -43,7 +43,7 @@ check: $(COMPILED) ## lint, format, types, and who may import whom
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy $(TYPED)
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 
 bench: $(COMPILED) ## measure; ONLY=log measures one thing
 	@$(PY) -m bench $(ONLY)

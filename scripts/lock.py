@@ -31,8 +31,10 @@ def resolve(extras: list[str]) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch, "report.json")
         subprocess.run(
-            [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--ignore-installed"]
-            + ["--report", str(report), f"{ROOT}[{','.join(extras)}]"],
+            [
+                *(sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--ignore-installed"),
+                *("--report", str(report), f"{ROOT}[{','.join(extras)}]"),
+            ],
             check=True,
         )
         found = [item["metadata"] for item in json.loads(report.read_text())["install"]]
@@ -56,7 +58,7 @@ def main() -> None:
         if versions[normalised(name)] != version:
             wrong.append(f"  {pin} -> {name}=={versions[normalised(name)]}")
     if wrong:
-        sys.exit("pyproject.toml pins other build tools than the lock; change:\n" + "\n".join(wrong))
+        sys.exit("pyproject.toml does not pin what was locked; change:\n" + "\n".join(wrong))
 
 
 if __name__ == "__main__":

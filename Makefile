@@ -68,7 +68,7 @@ clean: ## remove .venv, extensions, caches and build products
 
 $(READY): pyproject.toml requirements.lock hatch_build.py scripts/setup.sh
 	@scripts/setup.sh
-	@rm -f .venv/.ready-* && touch $@
+	@touch $@
 
 $(COMPILED): $(READY) $(HOT)
 	@$(if $(HOT),$(if $(filter %-pure,$@),:,echo "penstock: compiling $(words $(HOT)) hot modules ..." >&2))

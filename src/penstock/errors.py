@@ -1,0 +1,164 @@
+"""Every error Penstock raises, on one page.
+
+    PenstockError
+    ├── LocalError                 the caller misused it; nothing was changed
+    │   ├── BadName                a stream, group or producer name outside the rule
+    │   ├── BadBatch               columns that do not fit together
+    │   ├── BadSetting             a setting out of range, or two that contradict each other
+    │   ├── UnknownStream          no such stream
+    │   ├── UnknownPartition       the stream has fewer partitions
+    │   ├── UnknownGroup           no such group, or it has no position there
+    │   ├── StreamExists           the name is taken, or clashes with one that is
+    │   ├── IndexOutOfRange        an index past the end of a partition
+    │   ├── IndexTrimmed           an index below the earliest one kept
+    │   ├── PositionBackwards      a saved position may only move forward; reset it instead
+    │   └── LimitExceeded          larger or more than a limit in `limits.py` allows
+    │       ├── RecordTooLarge
+    │       ├── BatchTooLarge
+    │       └── TooMany
+    ├── RemoteError                the peer broke its protocol's rules (protocols derive from it)
+    └── LogError                   the log cannot do it now
+        ├── LogBusy                its buffer is full; wait for room
+        ├── LogClosed              it was closed
+        ├── DiskFull               no space left; reads go on, appends resume when there is room
+        ├── DataDirectoryInUse     another process owns the data directory
+        └── StorageError           the disk failed, or what is on it is not what was written
+            ├── StorageFailed      a write or sync failed; the log has stopped
+            ├── FormatUnknown      written by a version this one does not read
+            ├── JournalDamaged     confirmed frames of the journal do not check
+            ├── SegmentDamaged     a batch in a segment does not check
+            └── SegmentMissing     records that must be in a segment are in none
+
+Every error has a `code` that never changes (for scripts and the API) and a message that says what
+was received, what is allowed, and what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PenstockError(Exception):
+    """Anything Penstock raises on purpose."""
+
+    code: ClassVar[str] = "error"
+
+
+class LocalError(PenstockError):
+    """The caller asked for something that cannot be; nothing was changed."""
+
+    code = "bad-request"
+
+
+class BadName(LocalError):
+    code = "bad-name"
+
+
+class BadBatch(LocalError):
+    code = "bad-batch"
+
+
+class BadSetting(LocalError):
+    code = "bad-setting"
+
+
+class UnknownStream(LocalError):
+    code = "unknown-stream"
+
+
+class UnknownPartition(LocalError):
+    code = "unknown-partition"
+
+
+class UnknownGroup(LocalError):
+    code = "unknown-group"
+
+
+class StreamExists(LocalError):
+    code = "stream-exists"
+
+
+class IndexOutOfRange(LocalError):
+    code = "index-out-of-range"
+
+
+class IndexTrimmed(LocalError):
+    """The records asked for were dropped by retention."""
+
+    code = "index-trimmed"
+
+    def __init__(self, message: str, *, earliest: int) -> None:
+        super().__init__(message)
+        self.earliest = earliest
+
+
+class PositionBackwards(LocalError):
+    code = "position-backwards"
+
+
+class LimitExceeded(LocalError):
+    code = "limit-exceeded"
+
+
+class RecordTooLarge(LimitExceeded):
+    code = "record-too-large"
+
+
+class BatchTooLarge(LimitExceeded):
+    code = "batch-too-large"
+
+
+class TooMany(LimitExceeded):
+    code = "too-many"
+
+
+class RemoteError(PenstockError):
+    """The peer broke the rules of its protocol."""
+
+    code = "protocol-error"
+
+
+class LogError(PenstockError):
+    """The log cannot do it now."""
+
+    code = "log-error"
+
+
+class LogBusy(LogError):
+    code = "log-busy"
+
+
+class LogClosed(LogError):
+    code = "log-closed"
+
+
+class DiskFull(LogError):
+    code = "disk-full"
+
+
+class DataDirectoryInUse(LogError):
+    code = "data-directory-in-use"
+
+
+class StorageError(LogError):
+    code = "storage-error"
+
+
+class StorageFailed(StorageError):
+    code = "storage-failed"
+
+
+class FormatUnknown(StorageError):
+    code = "format-unknown"
+
+
+class JournalDamaged(StorageError):
+    code = "journal-damaged"
+
+
+class SegmentDamaged(StorageError):
+    code = "segment-damaged"
+
+
+class SegmentMissing(StorageError):
+    code = "segment-missing"

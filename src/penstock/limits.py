@@ -1,0 +1,122 @@
+"""Every limit of Penstock, on one page: its name, its value and why it is that value.
+
+Sizes are in bytes and times in seconds unless the name says otherwise. What an operator may
+change is a setting whose default stands here; the rest is fixed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# -- names -------------------------------------------------------------------------------------
+
+STREAM_NAME_CHARS_MAX: Final = 249
+"""Kafka's topic limit, so that a stream can move to Kafka under its own name."""
+
+GROUP_NAME_BYTES_MAX: Final = 255
+PRODUCER_NAME_BYTES_MAX: Final = 255
+"""A producer's name travels in each of its journal frames behind a one-byte length."""
+
+# -- counts ------------------------------------------------------------------------------------
+
+STREAMS_MAX: Final = 100_000
+PARTITIONS_PER_STREAM_MAX: Final = 1_024
+PARTITIONS_MAX: Final = 200_000
+"""Each costs about 100 bytes of the hub's memory, and one directory."""
+
+GROUPS_MAX: Final = 10_000
+PRODUCERS_MAX: Final = 1_000_000
+"""(producer, partition) pairs; each costs about 200 bytes of the hub's memory."""
+
+WAITERS_MAX: Final = 100_000
+"""Readers that wait at the end of a partition."""
+
+# -- records and batches -----------------------------------------------------------------------
+
+RECORD_BYTES_MAX: Final = 16 * MIB
+"""Key, value and headers of one record; a setting of each log (`record_bytes_max`)."""
+
+BATCH_RECORDS_MAX: Final = 1_000_000
+BATCH_PARTITIONS_MAX: Final = 65_535
+"""A frame numbers the partitions it touches with 16 bits: such a column sorts ten times faster."""
+
+RECORD_HEADERS_MAX: Final = 128
+"""Headers of one record; the same number as common HTTP servers."""
+
+READ_RECORDS_MAX: Final = 1_000_000
+READ_BYTES_MAX: Final = 64 * MIB
+"""What one read gives at most; one record larger than asked for is still given."""
+
+# -- the journal -------------------------------------------------------------------------------
+
+JOURNAL_BYTES_DEFAULT: Final = 512 * MIB
+JOURNAL_BYTES_MIN: Final = 1 * MIB
+JOURNAL_BYTES_MAX: Final = 64 * 1024 * MIB
+CHECKPOINT_BYTES_DEFAULT: Final = 64 * MIB
+"""A checkpoint per 64 to 96 MiB measured best; the ring is at least four times that."""
+
+JOURNAL_PER_CHECKPOINT_MIN: Final = 4
+CHECKPOINT_AGE_DEFAULT_S: Final = 300.0
+"""Even a slow stream's records reach a segment within this time."""
+
+GROUP_BYTES_MAX: Final = 32 * MIB
+"""One group commit at most; also never more than a quarter of the ring."""
+
+BUFFER_BYTES_DEFAULT: Final = 64 * MIB
+"""Records handed over and not yet on disk; appenders wait beyond it."""
+
+LINGER_DEFAULT_S: Final = 0.005
+"""How long a commit waits for company when many small appends come one by one."""
+
+LINGER_BELOW_BYTES: Final = 64 * KIB
+"""A group at least this large is committed at once."""
+
+# -- segments ----------------------------------------------------------------------------------
+
+SEGMENT_BYTES_DEFAULT: Final = 128 * MIB
+SEGMENT_BYTES_MIN: Final = 16 * KIB
+SEGMENT_BYTES_MAX: Final = 1024 * MIB
+SEGMENT_BATCH_BYTES: Final = 128 * KIB
+"""One Arrow batch in a segment: small enough that a random read stays below 100 us with its
+checksum, large enough that the 600 bytes around it do not matter."""
+
+STRETCH_BYTES_MIN: Final = 8 * MIB
+STRETCH_BYTES_MAX: Final = 64 * MIB
+"""How much of the journal the segment writer takes at a time; more partitions, larger stretch."""
+
+STRETCH_BYTES_PER_PARTITION: Final = 64 * KIB
+WRITEBACK_BYTES_MIN: Final = 1 * MIB
+"""A write this large is pushed to the disk early: the checkpoint's sync then finds little to do
+(ack p99 61 -> 16 ms); for smaller writes it only costs."""
+
+SYNC_FILES_ONE_BY_ONE_MAX: Final = 64
+"""Above, one `syncfs` is cheaper than a sync of each file."""
+
+OPEN_SEGMENTS_MAX: Final = 512
+"""File descriptors kept open by the segment writer, and by the readers of one log."""
+
+WRITER_RESTART_S_MAX: Final = 5.0
+"""Longest pause before a dead segment writer is started again."""
+
+WRITER_MESSAGE_BYTES_MAX: Final = 256 * MIB
+
+TAIL_CHAINS_MAX: Final = 4_096
+"""Partitions whose way through the journal is remembered for readers."""
+
+TAIL_FRAMES_PER_READ_MAX: Final = 16_384
+
+# -- waits -------------------------------------------------------------------------------------
+
+OWNER_EXIT_S_MAX: Final = 20.0
+"""How long opening waits for the segment writer of a killed owner to notice and exit."""
+
+CLOSE_S_MAX: Final = 60.0
+FOLLOW_S_MAX: Final = 300.0
+
+# -- groups ------------------------------------------------------------------------------------
+
+GROUP_STALE_DEFAULT_S: Final = 7 * 24 * 3600.0
+"""A registered group that saved nothing for this long is reported as stale."""

@@ -1,0 +1,49 @@
+"""Key to partition: murmur2, bit for bit as Kafka's Java client computes it.
+
+A key lands on the same partition number here and, should the stream move, in Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_SEED = 0x9747B28C
+_M = 0x5BD1E995
+_MASK = 0xFFFFFFFF
+
+
+def murmur2(data: bytes) -> int:
+    """The 32-bit murmur2 hash of `data`, unsigned."""
+    length = len(data)
+    h = (_SEED ^ length) & _MASK
+    whole = length - length % 4
+    for i in range(0, whole, 4):
+        k = data[i] | data[i + 1] << 8 | data[i + 2] << 16 | data[i + 3] << 24
+        k = (k * _M) & _MASK
+        k ^= k >> 24
+        k = (k * _M) & _MASK
+        h = ((h * _M) & _MASK) ^ k
+    left = length - whole
+    if left == 3:
+        h ^= data[whole + 2] << 16
+    if left >= 2:
+        h ^= data[whole + 1] << 8
+    if left >= 1:
+        h ^= data[whole]
+        h = (h * _M) & _MASK
+    h ^= h >> 13
+    h = (h * _M) & _MASK
+    return h ^ (h >> 15)
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition, of `partitions`, that records with this key go to."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def partitions_of(keys: Sequence[bytes | None], partitions: int, keyless: int) -> list[int]:
+    """The partition of each key; records without a key go to `keyless`."""
+    chosen: list[int] = []
+    for key in keys:
+        chosen.append(keyless if key is None else partition_of(key, partitions))
+    return chosen

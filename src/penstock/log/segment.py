@@ -1,0 +1,553 @@
+"""Segments: where a partition's records live, as plain Arrow IPC that any tool opens.
+
+    <base index, 20 digits>.arrows   IPC stream, while the segment grows
+    <base index, 20 digits>.arrow    IPC file, compressed, once it is sealed
+    <base index, 20 digits>.index    where the batches of a sealed segment are; derived, rebuilt
+
+IPC has no checksum, so each batch message carries one in its custom metadata, under `penstock`:
+
+    crc32c=xxxxxxxx base=<20 digits> rows=<10> body=<12> size=<12> min=<20, signed> max=<20, signed>
+
+`base` is the index of the first record, `body` the bytes after the message's metadata, `size` the
+same without compression, `min` and `max` the timestamps in microseconds. The crc32c is of the whole message, from its continuation
+marker to its last byte, with the eight digits of the crc itself read as zeros.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from crc32c import crc32c
+from numpy.typing import NDArray
+from pyarrow import ipc
+
+from penstock import limits
+from penstock.errors import SegmentDamaged, SegmentMissing
+from penstock.log.disk import Disk, File
+from penstock.log.schema import SCHEMA
+
+GROWING: Final = ".arrows"
+SEALED: Final = ".arrow"
+INDEX: Final = ".index"
+FORMAT: Final = "1"
+
+_PREFIX: Final = SCHEMA.serialize().to_pybytes()
+_CONTINUATION: Final = b"\xff\xff\xff\xff"
+_END_OF_STREAM: Final = _CONTINUATION + bytes(4)
+_FILE_MAGIC: Final = b"ARROW1\0\0"
+_PLAIN: Final = ipc.IpcWriteOptions(use_threads=False)
+_ONE_THREAD: Final = ipc.IpcReadOptions(use_threads=False)
+_NOTE: Final = re.compile(
+    rb"crc32c=([0-9a-f]{8}) base=(\d{20}) rows=(\d{10}) body=(\d{12}) size=(\d{12}) "
+    rb"min=([+-]\d{19}) max=([+-]\d{19})"
+)
+_HEAD_GUESS: Final = 1024
+"""Bytes read to see a message's metadata: ours are 700 to 800."""
+
+_EXTENT: Final = 4 * limits.MIB
+_INDEX_MAGIC: Final = b"PENSTOCK INDEX 1"
+
+
+class BatchEntry(NamedTuple):
+    """One batch message of a segment."""
+
+    offset: int
+    length: int
+    base: int
+    rows: int
+    size: int
+    min_time: int
+    max_time: int
+
+
+def segment_name(base: int, suffix: str) -> str:
+    return f"{base:020d}{suffix}"
+
+
+def parse_name(name: str) -> tuple[int, str] | None:
+    """Base index and suffix of a segment's file name; None for any other file."""
+    stem, dot, suffix = name.partition(".")
+    if len(stem) == 20 and stem.isdigit() and dot + suffix in (GROWING, SEALED):
+        return int(stem), dot + suffix
+    return None
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def stream_head(stream: str, partition: int) -> bytes:
+    """The first bytes of a growing segment: the schema, and what the file is of."""
+    head: bytes = _described(stream, partition).serialize().to_pybytes()
+    return head
+
+
+def _described(stream: str, partition: int) -> pa.Schema:
+    return SCHEMA.with_metadata(
+        {
+            "penstock.format": FORMAT,
+            "penstock.stream": stream,
+            "penstock.partition": str(partition),
+        }
+    )
+
+
+def encode_batch(batch: pa.RecordBatch) -> tuple[list[Any], int]:
+    """The batch as an IPC message with its checksum: the parts to write, and their length."""
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, SCHEMA, options=_PLAIN) as writer:
+        writer.write_batch(batch, custom_metadata=_note(batch, 0))
+    message = memoryview(sink.getvalue())[len(_PREFIX) : -len(_END_OF_STREAM)]
+    return _signed(message), len(message)
+
+
+def _note(batch: pa.RecordBatch, size: int) -> dict[str, str]:
+    times = pc.min_max(batch.column(1).view(pa.int64())).as_py()
+    base = batch.column(0)[0].as_py()
+    text = (
+        f"crc32c=00000000 base={base:020d} rows={batch.num_rows:010d} body={0:012d} "
+        f"size={size:012d} min={times['min']:+020d} max={times['max']:+020d}"
+    )
+    return {"penstock": text}
+
+
+def _signed(message: Any) -> list[Any]:
+    """`message` with its body length and checksum filled in."""
+    head_length = 8 + int.from_bytes(message[4:8], "little")
+    head = bytearray(message[:head_length])
+    body = message[head_length:]
+    note = _NOTE.search(head)
+    assert note is not None
+    head[note.start(4) : note.end(4)] = b"%012d" % len(body)
+    if int(note[5]) == 0:
+        head[note.start(5) : note.end(5)] = b"%012d" % len(body)
+    crc = crc32c(body, crc32c(head))
+    head[note.start(1) : note.end(1)] = b"%08x" % crc
+    return [head, body]
+
+
+def cut_points(batch: pa.RecordBatch, bytes_max: int) -> list[int]:
+    """Row numbers at which to cut `batch` into pieces of about `bytes_max`, from 0 to its end."""
+    rows = batch.num_rows
+    if batch.nbytes <= bytes_max * 1.25:
+        return [0, rows]
+    weight = _row_weights(batch)
+    cuts = np.searchsorted(weight, np.arange(bytes_max, weight[-1], bytes_max), side="right") - 1
+    return [0, *np.unique(cuts[(cuts > 0) & (cuts < rows)]).tolist(), rows]
+
+
+def _row_weights(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    """Bytes of the first n rows, for n from 0 to all; headers are spread evenly."""
+    rows = batch.num_rows
+    weight = _offsets(batch.column(3)) + _offsets(batch.column(2))
+    rest = max(batch.nbytes - int(weight[-1]), 16 * rows)
+    return weight + np.arange(rows + 1) * (rest // rows)
+
+
+def _offsets(array: pa.Array) -> NDArray[np.int64]:
+    _, offsets, _ = array.buffers()
+    if offsets is None or len(array) == 0:
+        return np.zeros(len(array) + 1, np.int64)
+    found = np.frombuffer(offsets, np.int32, len(array) + 1, 4 * array.offset).astype(np.int64)
+    return found - found[0]
+
+
+def take_within(batch: pa.RecordBatch, records_max: int, bytes_max: int) -> pa.RecordBatch:
+    """The first rows of `batch` that fit both limits; at least one."""
+    rows = min(batch.num_rows, records_max)
+    if batch.num_rows and batch.nbytes > bytes_max:
+        fit = int(np.searchsorted(_row_weights(batch), bytes_max, side="right")) - 1
+        rows = min(rows, max(1, fit))
+    return batch if rows == batch.num_rows else batch.slice(0, rows)
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+class SegmentFile:
+    """Reads one segment file. Every batch is checked before it is given."""
+
+    def __init__(self, disk: Disk, path: Path, size: int | None = None) -> None:
+        """A growing segment is read up to `size` only; `None`: as far as there are whole batches."""
+        self.path = path
+        self.sealed = path.suffix == SEALED
+        self._disk = disk
+        self._file: File = disk.open(path, writable=False)
+        self._limit = size
+        self._entries: list[BatchEntry] = []
+        self._bases: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._walked = 0
+        try:
+            if not (self.sealed and self._load_index()):
+                self._begin()
+                self.extend(size)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def entries(self) -> list[BatchEntry]:
+        return self._entries
+
+    @property
+    def next_index(self) -> int | None:
+        """The index after the last record; None if there is none yet."""
+        if not self._entries:
+            return None
+        last = self._entries[-1]
+        return last.base + last.rows
+
+    @property
+    def walked(self) -> int:
+        """Bytes of the file that are known whole messages."""
+        return self._walked
+
+    def max_time(self) -> int:
+        return max(entry.max_time for entry in self._entries)
+
+    def extend(self, size: int | None) -> None:
+        """Look for batches that came since, up to `size` bytes of the file."""
+        self._limit = size
+        added = list(self._walk(self._walked, size))
+        if added:
+            self._walked = added[-1].offset + added[-1].length
+            self._entries.extend(added)
+            self._bases = np.array([entry.base for entry in self._entries], np.int64)
+
+    def read(self, start: int, records_max: int, bytes_max: int) -> list[pa.RecordBatch]:
+        """Batches from index `start` on; at least one record if there is one, else none."""
+        first = int(np.searchsorted(self._bases, start, side="right")) - 1
+        if first < 0:
+            raise self._missing(start)
+        found: list[pa.RecordBatch] = []
+        at = first
+        while at < len(self._entries) and records_max > 0 and bytes_max > 0:
+            last = at
+            length = 0
+            rows = 0
+            while last < len(self._entries):
+                entry = self._entries[last]
+                full = length >= bytes_max or rows >= records_max or length + entry.length > _EXTENT
+                if length and full:
+                    break
+                length += entry.length
+                rows += entry.rows
+                last += 1
+            for batch in self._read_extent(at, last):
+                entry = self._entries[at]
+                at += 1
+                size = entry.size
+                if entry.base != start:
+                    if not entry.base < start < entry.base + entry.rows:
+                        raise self._missing(start)
+                    batch = batch.slice(start - entry.base)
+                    size = size * batch.num_rows // entry.rows
+                fit = batch
+                if size > bytes_max or batch.num_rows > records_max:
+                    fit = take_within(batch, records_max, bytes_max)
+                found.append(fit)
+                start += fit.num_rows
+                records_max -= fit.num_rows
+                bytes_max -= size
+                if records_max <= 0 or bytes_max <= 0 or fit is not batch:
+                    return found
+        return found
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Every batch, checked."""
+        at = 0
+        while at < len(self._entries):
+            last, length = at, 0
+            while last < len(self._entries) and (not length or length < _EXTENT):
+                length += self._entries[last].length
+                last += 1
+            yield from self._read_extent(at, last)
+            at = last
+
+    def first_at_or_after(self, time: int, start: int) -> int | None:
+        """The first index from `start` on with a timestamp at or after `time`, if it is here."""
+        for number, entry in enumerate(self._entries):
+            if entry.max_time < time or entry.base + entry.rows <= start:
+                continue
+            for batch in self._read_extent(number, number + 1):
+                times = batch.column(1).view(pa.int64()).to_numpy()
+                late = np.flatnonzero(times >= time) + entry.base
+                late = late[late >= start]
+                if len(late):
+                    return int(late[0])
+        return None
+
+    def _read_extent(self, first: int, last: int) -> list[pa.RecordBatch]:
+        """Read, check and decode the batches `first` to `last`, which lie next to each other."""
+        begin = self._entries[first].offset
+        end = self._entries[last - 1].offset + self._entries[last - 1].length
+        data = bytearray(len(_PREFIX) + end - begin)
+        data[: len(_PREFIX)] = _PREFIX
+        view = memoryview(data)[len(_PREFIX) :]
+        if self._file.read_into(view, begin) < len(view):
+            raise self._damaged(begin, "the file is shorter than it was")
+        for entry in self._entries[first:last]:
+            at = entry.offset - begin
+            described = check_message(view[at : at + entry.length])
+            if described is None:
+                raise self._damaged(entry.offset, "its checksum is wrong")
+            if described != (entry.base, entry.rows):
+                raise self._damaged(entry.offset, "it is not the batch its index describes")
+        try:
+            reader = ipc.open_stream(pa.py_buffer(data), options=_ONE_THREAD)
+            batches = [reader.read_next_batch() for _ in range(first, last)]
+        except (pa.ArrowException, StopIteration) as error:
+            raise self._damaged(begin, str(error)) from None
+        return batches
+
+    def _begin(self) -> None:
+        """Find the first batch: behind the schema message."""
+        at = len(_FILE_MAGIC) if self.sealed else 0
+        if self._limit is not None and self._limit <= at:
+            return
+        head = self._file.read(8, at)
+        if len(head) < 8 or head[:4] != _CONTINUATION:
+            if self._limit is None and not self.sealed:
+                return  # its first bytes are being written
+            raise self._damaged(at, "it does not begin with an Arrow schema")
+        size = int.from_bytes(head[4:], "little")
+        head = self._file.read(size, at + 8)
+        if b"penstock.format" not in head:
+            raise self._damaged(at, "its schema is not one of Penstock's")
+        self._walked = at + 8 + size
+
+    def _walk(self, at: int, size: int | None) -> Iterator[BatchEntry]:
+        """The batch messages from `at` on. Damage is an error below `size`, else the end."""
+        if at == 0:
+            self._begin()
+            at = self._walked
+            if at == 0:
+                return
+        end = self._file.size() if size is None else size
+        while at < end:
+            head = self._file.read(_HEAD_GUESS, at)
+            if head[:8] == _END_OF_STREAM:
+                return
+            entry = _parse_entry(head, at)
+            if entry is None:
+                if size is None and not self.sealed:
+                    return
+                raise self._damaged(at, "no batch begins there")
+            if entry.offset + entry.length > end:
+                if size is None and not self.sealed:
+                    return
+                raise self._damaged(at, "the batch there reaches past the end")
+            yield entry
+            at += entry.length
+
+    # -- the derived index of a sealed segment ---------------------------------------------------
+
+    def _load_index(self) -> bool:
+        path = self.path.with_suffix(INDEX)
+        try:
+            file = self._disk.open(path, writable=False)
+        except FileNotFoundError:
+            return False
+        try:
+            data = file.read(file.size(), 0)
+        finally:
+            file.close()
+        body = data[len(_INDEX_MAGIC) : -4]
+        if (
+            not data.startswith(_INDEX_MAGIC)
+            or len(body) % 56
+            or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little")
+        ):
+            return False
+        rows = np.frombuffer(body, np.int64).reshape(-1, 7).tolist()
+        if not rows or rows[-1][0] + rows[-1][1] > self._file.size():
+            return False
+        self._entries = [BatchEntry(*row) for row in rows]
+        self._bases = np.array([entry.base for entry in self._entries], np.int64)
+        self._walked = self._entries[-1].offset + self._entries[-1].length
+        return True
+
+    def _damaged(self, offset: int, why: str) -> SegmentDamaged:
+        return SegmentDamaged(
+            f"{self.path} is damaged at byte {offset}: {why}. Nothing was skipped or changed; "
+            "restore the file from a backup, or read from an index behind it"
+        )
+
+    def _missing(self, index: int) -> SegmentMissing:
+        return SegmentMissing(
+            f"record {index} should be in {self.path} but is not: a segment file is missing; "
+            "put it back from a backup, or read from an index behind the gap"
+        )
+
+
+def check_message(message: memoryview) -> tuple[int, int] | None:
+    """First index and rows of a whole IPC batch message; None if its checksum is wrong."""
+    head_length = 8 + int.from_bytes(message[4:8], "little")
+    head = bytearray(message[:head_length])
+    note = _NOTE.search(head)
+    if note is None:
+        return None
+    expected = int(note[1], 16)
+    described = int(note[2]), int(note[3])
+    head[note.start(1) : note.end(1)] = b"00000000"
+    if crc32c(message[head_length:], crc32c(head)) != expected:
+        return None
+    return described
+
+
+def _parse_entry(head: bytes, offset: int) -> BatchEntry | None:
+    if len(head) < 8 or head[:4] != _CONTINUATION:
+        return None
+    metadata = int.from_bytes(head[4:8], "little")
+    note = _NOTE.search(head, 8, min(len(head), 8 + metadata))
+    if note is None or metadata % 8:
+        return None
+    _, base, rows, body, size, low, high = map(int, (b"0", *note.groups()[1:]))
+    return BatchEntry(offset, 8 + metadata + body, base, rows, size, low, high)
+
+
+# -- sealing -------------------------------------------------------------------------------------
+
+
+def seal(disk: Disk, source: Path, stream: str, partition: int, compression: str) -> int:
+    """Rewrite a growing segment as a compressed IPC file beside it; returns the file's size.
+
+    The new file is on disk, under its final name, when this returns. The old one is left.
+    """
+    reader = SegmentFile(disk, source)
+    target = source.with_suffix(SEALED)
+    temporary = source.with_suffix(".tmp")
+    file = disk.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        size = _write_sealed(reader, file, _described(stream, partition), compression)
+        file.sync()
+    finally:
+        file.close()
+        reader.close()
+    disk.rename(temporary, target)
+    disk.sync_directory(target.parent)
+    _write_index(disk, target)
+    return size
+
+
+def _write_sealed(reader: SegmentFile, file: File, schema: pa.Schema, compression: str) -> int:
+    sink = _Sink()
+    options = ipc.IpcWriteOptions(compression=_codec(reader, compression), use_threads=False)
+    size = 0
+    with ipc.new_file(pa.PythonFile(sink, "w"), schema, options=options) as writer:
+        for batch in _regrouped(reader.batches()):
+            writer.write_batch(batch, custom_metadata=_note(batch, batch.nbytes))
+            data = sink.take()
+            before = len(data) - _last_message(data, size == 0)
+            parts = [data[:before], *_signed(memoryview(data)[before:])]
+            file.write(parts, size)
+            size += len(data)
+            if size % limits.WRITEBACK_BYTES_MIN < len(data):
+                file.start_writeback(0, size)
+    rest = sink.take()
+    file.write([rest], size)
+    return size + len(rest)
+
+
+def _codec(reader: SegmentFile, compression: str) -> str | None:
+    """The codec to use: none if the middle batch would not shrink by a tenth."""
+    if compression == "none":
+        return None
+    middle = len(reader.entries) // 2
+    batch = reader.read(reader.entries[middle].base, 10_000, limits.SEGMENT_BATCH_BYTES)[0]
+    values = batch.column(3).buffers()[2]
+    if values is None or values.size == 0:
+        return compression
+    packed = pa.compress(values, codec=compression, asbytes=True)
+    return compression if len(packed) < 0.9 * values.size else None
+
+
+def _last_message(data: bytes, first: bool) -> int:
+    """Length of the batch message at the end of `data`; the first write has magic and schema too."""
+    at = 0
+    if first:
+        at = len(_FILE_MAGIC)
+        at += 8 + int.from_bytes(data[at + 4 : at + 8], "little")
+    return len(data) - at
+
+
+def _regrouped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches of about the right size from batches of any."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= limits.SEGMENT_BATCH_BYTES:
+            yield from _pieces(held)
+            held, size = [], 0
+    if held:
+        yield from _pieces(held)
+
+
+def _pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    cuts = cut_points(whole, limits.SEGMENT_BATCH_BYTES)
+    for begin, end in zip(cuts, cuts[1:], strict=False):
+        yield whole.slice(begin, end - begin)
+
+
+class _Sink:
+    """A file object that gathers what Arrow writes."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def write(self, data: bytes) -> int:
+        self._parts.append(bytes(data))
+        self._size += len(data)
+        return len(data)
+
+    def take(self) -> bytes:
+        data = b"".join(self._parts)
+        self._parts.clear()
+        return data
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+
+def _write_index(disk: Disk, path: Path) -> None:
+    """Write what `SegmentFile` would find by walking `path`. It may be lost or old: it is checked."""
+    index = path.with_suffix(INDEX)
+    disk.remove(index)
+    reader = SegmentFile(disk, path)
+    rows = np.array(reader.entries, np.int64).tobytes()
+    reader.close()
+    data = _INDEX_MAGIC + rows
+    file = disk.open(index, create=True)
+    file.truncate(0)
+    file.write([data + crc32c(data).to_bytes(4, "little")], 0)
+    file.close()

@@ -1,0 +1,77 @@
+"""Readers that wait at the end of a partition, and how a commit wakes them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+
+from penstock import limits
+from penstock.errors import TooMany
+from penstock.log.ends import Pids
+from penstock.log.receipt import wake_futures
+
+
+class Waiters:
+    """Callbacks by partition; each is called once."""
+
+    def __init__(self) -> None:
+        self._by_pid: dict[int, set[Callable[[], None]]] = {}
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def add(self, pid: int, callback: Callable[[], None]) -> None:
+        with self._lock:
+            if self._count >= limits.WAITERS_MAX:
+                raise TooMany(f"{self._count} readers wait already, at most {limits.WAITERS_MAX}")
+            self._by_pid.setdefault(pid, set()).add(callback)
+            self._count += 1
+
+    def remove(self, pid: int, callback: Callable[[], None]) -> None:
+        with self._lock:
+            waiting = self._by_pid.get(pid)
+            if waiting is not None and callback in waiting:
+                waiting.remove(callback)
+                self._count -= 1
+                if not waiting:
+                    del self._by_pid[pid]
+
+    def wake(self, touched: Iterable[Pids]) -> None:
+        """Records came to these partitions."""
+        if not self._by_pid:
+            return
+        called: list[Callable[[], None]] = []
+        with self._lock:
+            for pids in touched:
+                few = (
+                    pids.tolist()
+                    if len(pids) <= len(self._by_pid)
+                    else self._by_pid.keys() & set(pids.tolist())
+                )
+                for pid in few:
+                    waiting = self._by_pid.pop(pid, None)
+                    if waiting:
+                        called.extend(waiting)
+                        self._count -= len(waiting)
+        for callback in called:
+            callback()
+
+    def wake_all(self) -> None:
+        """The log closes."""
+        with self._lock:
+            called = [callback for waiting in self._by_pid.values() for callback in waiting]
+            self._by_pid.clear()
+            self._count = 0
+        for callback in called:
+            callback()
+
+
+def future_waker(future: asyncio.Future[None]) -> Callable[[], None]:
+    """A callback for any thread that completes `future` in its loop."""
+    loop = future.get_loop()
+
+    def wake() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(wake_futures, [future])
+
+    return wake

@@ -1,0 +1,1 @@
+"""For tests, ours and our users': a fake disk, a fake clock, and checkers."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -38,6 +38,8 @@ class PartitionInfo(msgspec.Struct, frozen=True):
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
+    """A stream and its partitions; `created_at` in microseconds since 1970."""
+
     name: str
     settings: StreamSettings
     created_at: int
@@ -66,7 +68,7 @@ class Move(msgspec.Struct, frozen=True):
     after: int
 
 
-class ResetTo(NamedTuple):
+class ResetTo(msgspec.Struct, frozen=True):
     """Where to reset a position to. Indexes out of range are moved to the nearest that exists."""
 
     kind: Literal["earliest", "latest", "index", "timestamp", "shift"]

@@ -22,13 +22,14 @@ Times = NDArray[np.int64]
 Headers = Sequence[tuple[str, bytes]] | Mapping[str, bytes]
 
 
+_COLUMNS = {"index", "key", "value", "timestamp", "headers"}
 _BATCH_OVERHEAD = 512
 _COPIED_BELOW = 32 * 1024
 """A small batch is copied into one buffer for the journal, so it takes its memory twice."""
 
 
 class BinaryColumn(NamedTuple):
-    """`offsets[i]` to `offsets[i + 1]` in `data` is row i; `validity` has a bit per row, or none."""
+    """Row i is `offsets[i]` to `offsets[i + 1]` of `data`; `validity`, if any, has a bit a row."""
 
     offsets: Offsets
     data: Any
@@ -153,9 +154,7 @@ class Batch:
     def from_table(cls, table: pa.Table | pa.RecordBatch) -> Batch:
         """A batch from a table with the columns value and, if wished, key, timestamp, headers."""
         names = set(table.schema.names)
-        if "value" not in names or (
-            unknown := names - {"index", "key", "value", "timestamp", "headers"}
-        ):
+        if "value" not in names or names - _COLUMNS:
             raise BadBatch(
                 f"the columns are {sorted(names)}; needed is value, allowed are "
                 "key, timestamp, headers (and index, which is ignored)"
@@ -195,6 +194,7 @@ class Batch:
 
 
 def headers_as_array(headers: HeaderColumn, count: int) -> pa.Array:
+    """The headers of `count` records as Arrow."""
     entries = len(headers.names.offsets) - 1
     names = pa.Array.from_buffers(
         pa.utf8(),

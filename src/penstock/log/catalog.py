@@ -44,18 +44,22 @@ CREATE TABLE positions (
 
 
 class PartitionRow(NamedTuple):
+    """A partition, as of the last checkpoint."""
+
     pid: int
     stream: int
     number: int
     earliest: int
     segment: int
-    """Base index of the growing segment, as of the last checkpoint."""
+    """Base index of the growing segment."""
     segment_size: int
     segments_end: int
     """Records below are in segments."""
 
 
 class StreamRow(NamedTuple):
+    """A stream; its id is never used again."""
+
     id: int
     name: str
     settings: StreamSettings
@@ -72,6 +76,8 @@ class SegmentState(NamedTuple):
 
 
 class PositionRow(NamedTuple):
+    """The next index a group will read."""
+
     group: str
     pid: int
     position: int
@@ -79,6 +85,8 @@ class PositionRow(NamedTuple):
 
 
 class GroupRow(NamedTuple):
+    """A group that reads a stream."""
+
     group: str
     stream: int
     registered: bool
@@ -159,7 +167,7 @@ class Catalog:
                 outcome: object = None
                 try:
                     self.write(lambda db: [each(db) for each, _ in taken])
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - each waiter gets it
                     outcome = error
                 for _, waiting in taken:
                     waiting.append(outcome)

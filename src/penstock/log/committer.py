@@ -44,7 +44,7 @@ _LINGER_SKIPS = 64
 
 
 class Pending:
-    """A batch that was handed over: everything about its frame that does not depend on its place."""
+    """A batch that was handed over: all about its frame that does not depend on its place."""
 
     __slots__ = ("batch", "body", "counts", "nbytes", "pids", "receipt", "sequenced", "slots")
 
@@ -71,8 +71,8 @@ def split_runs(pids: Pids) -> tuple[Pids, Pids, NDArray[np.uint16] | None]:
     """The distinct partitions, how many rows each has, and the run of each row."""
     top = int(pids.max())
     if top > 16 * len(pids):
-        runs, inverse, counts = np.unique(pids, return_inverse=True, return_counts=True)
-        slots = inverse.astype(np.uint16)
+        distinct, inverse, counts = np.unique(pids, return_inverse=True, return_counts=True)
+        runs, slots = distinct.astype(np.int64), inverse.astype(np.uint16)
     else:
         every = np.bincount(pids, minlength=top + 1)
         runs = np.flatnonzero(every)
@@ -84,6 +84,8 @@ def split_runs(pids: Pids) -> tuple[Pids, Pids, NDArray[np.uint16] | None]:
 
 
 class Staged(NamedTuple):
+    """A batch with its place in the journal and in its partitions."""
+
     pending: Pending
     kept: NDArray[np.bool_] | None
     lsn: int

@@ -121,6 +121,8 @@ class Lock(ABC):
 
 
 class RealFile(File):
+    """A file descriptor."""
+
     def __init__(self, fd: int) -> None:
         self._fd = fd
 

@@ -52,7 +52,7 @@ def create_journal(disk: Disk, path: Path, size: int) -> None:
 
 
 class Journal:
-    """Reads and writes frames by lsn. It has one writer; any number of readers of committed lsns."""
+    """Reads and writes frames by lsn: one writer, any number of readers of committed lsns."""
 
     def __init__(self, disk: Disk, path: Path, *, writable: bool = True) -> None:
         self.path = path

@@ -215,7 +215,7 @@ class ProcessWriter(WriterLink):
             self._process.wait()
 
     def _send_all(self, sock: socket.socket, outbox: queue.SimpleQueue[ToWriter | None]) -> None:
-        """Send what is put into `outbox`; a queue in between so that nobody waits for the writer."""
+        """Send what is put into `outbox`: with a queue between, nobody waits for the writer."""
         try:
             while (message := outbox.get()) is not None:
                 if isinstance(message, Advance):

@@ -43,7 +43,4 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 def partitions_of(keys: Sequence[bytes | None], partitions: int, keyless: int) -> list[int]:
     """The partition of each key; records without a key go to `keyless`."""
-    chosen: list[int] = []
-    for key in keys:
-        chosen.append(keyless if key is None else partition_of(key, partitions))
-    return chosen
+    return [keyless if key is None else partition_of(key, partitions) for key in keys]

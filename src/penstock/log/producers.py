@@ -59,7 +59,7 @@ def sequenced(name: str | None, ids: object, count: int, drop_resent: bool) -> S
 
 
 class Producers:
-    """Last ids by (producer, partition). Only the commit thread writes, between begin and confirm."""
+    """Last ids by (producer, partition), written by the commit thread, from begin to confirm."""
 
     def __init__(self, known: dict[tuple[bytes, int], int]) -> None:
         self._last = known

@@ -144,6 +144,7 @@ def fulfil(outcomes: Sequence[tuple[Receipt, Appended | BaseException]]) -> None
 
 
 def wake_futures(futures: list[asyncio.Future[None]]) -> None:
+    """Complete futures, in their own loop."""
     for future in futures:
         if not future.done():
             future.set_result(None)

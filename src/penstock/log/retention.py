@@ -13,6 +13,8 @@ from penstock.log.settings import StreamSettings
 
 
 class SegmentFacts(NamedTuple):
+    """What retention must know of a segment."""
+
     base: int
     end: int
     bytes: int
@@ -20,6 +22,8 @@ class SegmentFacts(NamedTuple):
 
 
 class Decision(NamedTuple):
+    """What to do with one partition."""
+
     drop: list[int]
     """Bases of the segments to drop."""
     held_by: str | None

@@ -9,12 +9,14 @@ IPC has no checksum, so each batch message carries one in its custom metadata, u
     crc32c=xxxxxxxx base=<20 digits> rows=<10> body=<12> size=<12> min=<20, signed> max=<20, signed>
 
 `base` is the index of the first record, `body` the bytes after the message's metadata, `size` the
-same without compression, `min` and `max` the timestamps in microseconds. The crc32c is of the whole message, from its continuation
-marker to its last byte, with the eight digits of the crc itself read as zeros.
+same without compression, `min` and `max` the timestamps in microseconds. The crc32c is of the
+whole message, from its continuation marker to its last byte, with the eight digits of the crc
+itself read as zeros.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +69,7 @@ class BatchEntry(NamedTuple):
 
 
 def segment_name(base: int, suffix: str) -> str:
+    """The file name of the segment that begins with index `base`."""
     return f"{base:020d}{suffix}"
 
 
@@ -146,15 +149,17 @@ def _row_weights(batch: pa.RecordBatch) -> NDArray[np.int64]:
     rows = batch.num_rows
     weight = _offsets(batch.column(3)) + _offsets(batch.column(2))
     rest = max(batch.nbytes - int(weight[-1]), 16 * rows)
-    return weight + np.arange(rows + 1) * (rest // rows)
+    weight += np.arange(rows + 1) * (rest // rows)
+    return weight
 
 
 def _offsets(array: pa.Array) -> NDArray[np.int64]:
     _, offsets, _ = array.buffers()
     if offsets is None or len(array) == 0:
         return np.zeros(len(array) + 1, np.int64)
-    found = np.frombuffer(offsets, np.int32, len(array) + 1, 4 * array.offset).astype(np.int64)
-    return found - found[0]
+    found = np.frombuffer(offsets, np.int32, len(array) + 1, 4 * array.offset)
+    relative: NDArray[np.int64] = np.subtract(found, found[0], dtype=np.int64)
+    return relative
 
 
 def take_within(batch: pa.RecordBatch, records_max: int, bytes_max: int) -> pa.RecordBatch:
@@ -173,7 +178,7 @@ class SegmentFile:
     """Reads one segment file. Every batch is checked before it is given."""
 
     def __init__(self, disk: Disk, path: Path, size: int | None = None) -> None:
-        """A growing segment is read up to `size` only; `None`: as far as there are whole batches."""
+        """A growing segment is read up to `size` only; None: as far as there are whole batches."""
         self.path = path
         self.sealed = path.suffix == SEALED
         self._disk = disk
@@ -472,7 +477,7 @@ def _codec(reader: SegmentFile, compression: str) -> str | None:
 
 
 def _last_message(data: bytes, first: bool) -> int:
-    """Length of the batch message at the end of `data`; the first write has magic and schema too."""
+    """Length of the batch message that ends `data`; magic and schema come before the first."""
     at = 0
     if first:
         at = len(_FILE_MAGIC)
@@ -497,7 +502,7 @@ def _regrouped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     cuts = cut_points(whole, limits.SEGMENT_BATCH_BYTES)
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in itertools.pairwise(cuts):
         yield whole.slice(begin, end - begin)
 
 
@@ -540,7 +545,7 @@ class _Sink:
 
 
 def _write_index(disk: Disk, path: Path) -> None:
-    """Write what `SegmentFile` would find by walking `path`. It may be lost or old: it is checked."""
+    """Write what `SegmentFile` would find by walking `path`; it is checked before it is used."""
     index = path.with_suffix(INDEX)
     disk.remove(index)
     reader = SegmentFile(disk, path)

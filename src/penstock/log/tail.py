@@ -45,7 +45,7 @@ class Tail:
     def read(
         self, pid: int, start: int, end: int, records_max: int, bytes_max: int
     ) -> list[pa.RecordBatch] | None:
-        """Records `start` to `end`, within limits; None if they have moved to segments meanwhile."""
+        """Records `start` to `end`, within limits; None if they have moved to segments."""
         lsns = self._lsns_from(pid, start)
         found: list[pa.RecordBatch] = []
         for lsn in lsns:

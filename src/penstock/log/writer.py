@@ -12,6 +12,7 @@ the same records once more.
 from __future__ import annotations
 
 import errno
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,8 @@ class Begin(msgspec.Struct, tag=True):
 
 
 class AddPartition(msgspec.Struct, tag=True):
+    """A partition, and how far its segments go."""
+
     pid: int
     stream: str
     number: int
@@ -65,12 +68,16 @@ class AddPartition(msgspec.Struct, tag=True):
 
 
 class ChangePartition(msgspec.Struct, tag=True):
+    """Its stream has new settings."""
+
     pid: int
     segment_bytes: int
     compression: str
 
 
 class DropPartitions(msgspec.Struct, tag=True):
+    """Their stream was deleted: skip their records."""
+
     pids: list[int]
 
 
@@ -115,11 +122,15 @@ class Checkpoint(msgspec.Struct, tag=True):
 
 
 class Sealed(msgspec.Struct, tag=True):
+    """A segment has got its final file, beside the one it grew in."""
+
     pid: int
     base: int
 
 
 class DiskIsFull(msgspec.Struct, tag=True):
+    """Nothing can be written for now; the writer tries again by itself."""
+
     message: str
 
 
@@ -137,6 +148,7 @@ FromWriter = Checkpoint | Sealed | DiskIsFull | DiskHasRoom | Broken
 
 
 def partition_directory(data: Path, stream: str, number: int) -> Path:
+    """Where a partition's segments are."""
     return data / "streams" / stream / str(number)
 
 
@@ -286,7 +298,7 @@ class SegmentWriter:
         cuts = cut_points(batch, limits.SEGMENT_BATCH_BYTES)
         parts: list[Any] = []
         length = 0
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in itertools.pairwise(cuts):
             full = partition.size + length >= partition.segment_bytes
             if (full or partition.rolling) and partition.size + length > 0:
                 self._write(partition, parts, length, base + begin)
@@ -472,7 +484,8 @@ def _check_dense(frames: list[fr.Frame]) -> None:
     same = pids[1:] == pids[:-1]
     if (same & (bases[1:] != bases[:-1] + counts[:-1])).any():
         raise SegmentDamaged(
-            "the journal's frames do not follow each other: restore the data directory from a backup"
+            "the journal's frames do not follow each other: restore the data directory from a "
+            "backup"
         )
 
 

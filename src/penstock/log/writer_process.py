@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -167,7 +167,7 @@ class _Driver:
             with self._changed:
                 self._changed.wait(5.0)
 
-    def _broken(self, message: str) -> None:
+    def _broken(self, message: str) -> NoReturn:
         self._tell(Broken(message))
         os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Run benchmarks and print a table: all groups, or those named; `log.append` runs one of a group."""
+"""Run benchmarks and print a table: all, a group (`log`), or one of a group (`log.append`)."""
 
 from __future__ import annotations
 

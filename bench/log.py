@@ -33,7 +33,6 @@ from penstock.log import (
     StreamSettings,
     open_log,
 )
-from penstock.log.direct import DirectReader
 
 RECORD = 100
 ROUNDS = 5

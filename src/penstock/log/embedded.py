@@ -163,6 +163,7 @@ class EmbeddedLog(Log):
         self._changing = threading.RLock()
         self._checkpoints = threading.Condition()
         self._unrecorded: dict[int, SegmentState] = {}
+        self._unrecorded_closed: dict[int, list[int]] = {}
         self._streams: dict[str, _Stream] = {}
         self._partitions: dict[int, _Partition] = {}
         self._waiters = Waiters()
@@ -754,7 +755,7 @@ class EmbeddedLog(Log):
         earliest = max(left[0] if left else segments.segment, partition.earliest)
         self._catalog.set_earliest(partition.pid, earliest)
         partition.earliest = earliest
-        segments.drop(bases)
+        segments.drop(bases, earliest)
 
     def checkpoint(self) -> None:
         wanted = self._committer.committed
@@ -856,6 +857,8 @@ class EmbeddedLog(Log):
         """Put a checkpoint into the catalog, then let readers and the journal know."""
         for state in checkpoint.segments:
             self._unrecorded[state.pid] = state
+        for pid, base in checkpoint.rolled:
+            self._unrecorded_closed.setdefault(pid, []).append(base)
         self._committer.sync_relaxed()
         with self._ends.lock:
             producers = self._producers.take_dirty()
@@ -872,12 +875,16 @@ class EmbeddedLog(Log):
             return
         if self._unrecorded and self._committer.disk_full is not None:
             self._committer.set_disk_full(None)
+        closed, self._unrecorded_closed = self._unrecorded_closed, {}
         self._unrecorded.clear()
         for state in states:
             partition = self._partitions.get(state.pid)
             if partition is not None:
                 partition.segments.checkpointed(
-                    state.segment, state.segment_size, state.segments_end
+                    state.segment,
+                    state.segment_size,
+                    state.segments_end,
+                    closed.get(state.pid, []),
                 )
         self._checkpoint_epoch = checkpoint.epoch
         with self._checkpoints:

@@ -101,12 +101,13 @@ class Segments:
             self._load()
             return list(self._bases)
 
-    def checkpointed(self, segment: int, size: int, end: int) -> None:
-        """A checkpoint was recorded."""
+    def checkpointed(self, segment: int, size: int, end: int, closed: list[int]) -> None:
+        """A checkpoint was recorded; `closed` are the segments that got their last record."""
         with self._lock:
-            if self._suffixes is not None and size and segment not in self._suffixes:
-                self._suffixes[segment] = GROWING
-                self._bases.append(segment)
+            if self._suffixes is not None:
+                for base in [*closed, segment] if size else closed:
+                    self._suffixes.setdefault(base, GROWING)
+                self._bases = sorted(self._suffixes)
             # The rest first, `end` last: a reader without the lock looks at `end`.
             self.segment = segment
             self.size = size
@@ -118,12 +119,13 @@ class Segments:
             self._load()
             assert self._suffixes is not None
             growing = self.directory / segment_name(base, GROWING)
-            if base in self._suffixes:
-                self._suffixes[base] = SEALED
-                self._cache.forget(self.directory, base)
-                self._cache.disk.remove(growing)
-            else:  # retention was faster
+            if base < self._earliest and base not in self._suffixes:  # retention was faster
                 remove_segment(self._cache.disk, self.directory, base)
+                return
+            assert base in self._suffixes
+            self._suffixes[base] = SEALED
+            self._cache.forget(self.directory, base)
+            self._cache.disk.remove(growing)
 
     def below(self, index: int) -> list[int]:
         """The bases of segments that hold only records below `index`."""
@@ -134,10 +136,12 @@ class Segments:
                 ends = ends[:-1]  # the growing one stays
             return [base for base, end in zip(self._bases, ends, strict=False) if end <= index]
 
-    def drop(self, bases: list[int]) -> None:
+    def drop(self, bases: list[int], earliest: int) -> None:
+        """Remove segments; records below `earliest` are gone."""
         with self._lock:
             self._load()
             assert self._suffixes is not None
+            self._earliest = earliest
             for base in bases:
                 self._suffixes.pop(base, None)
             self._bases = sorted(self._suffixes)

@@ -1,0 +1,5 @@
+"""The contract's own asserts explain themselves as those of a test file do."""
+
+import pytest
+
+pytest.register_assert_rewrite("tests.contract.log", "tests.records")

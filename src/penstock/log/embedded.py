@@ -365,6 +365,7 @@ class EmbeddedLog(Log):
         return self._partition(stream, partition).pid
 
     def _stream(self, name: str) -> _Stream:
+        self._check_open()
         stream = self._streams.get(name)
         if stream is None:
             names = self.streams()
@@ -490,7 +491,7 @@ class EmbeddedLog(Log):
     ) -> list[pa.RecordBatch]:
         found = self._partition(stream, partition)
         max_records = min(max_records, limits.READ_RECORDS_MAX)
-        max_bytes = min(max_bytes, limits.READ_BYTES_MAX)
+        max_bytes = max(1, min(max_bytes, limits.READ_BYTES_MAX))
         end = int(self._ends.end[found.pid])
         if start > end:
             raise IndexOutOfRange(
@@ -719,6 +720,8 @@ class EmbeddedLog(Log):
         ):
             return None
         sizes = segments.sizes()
+        if not sizes:
+            return None
         ends = [*(base for base, _ in sizes[1:]), segments.end]
         facts = [
             SegmentFacts(base, end, size, base == segments.segment)

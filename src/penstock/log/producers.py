@@ -7,6 +7,7 @@ rise within one (producer, partition).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,6 +49,8 @@ def sequenced(name: str | None, ids: object, count: int, drop_resent: bool) -> S
     label = check_label(name, "producer", limits.PRODUCER_NAME_BYTES_MAX)
     try:
         column = np.asarray(ids)
+        if column.dtype.kind in "fO" and isinstance(ids, Sequence) and _are_whole(ids):
+            column = np.array(ids, np.uint64)  # NumPy takes small and very large ints for floats
         if column.dtype.kind not in "iu" or (column.dtype.kind == "i" and (column < 0).any()):
             raise ValueError
         column = column.astype(np.uint64, copy=False)
@@ -56,6 +59,10 @@ def sequenced(name: str | None, ids: object, count: int, drop_resent: bool) -> S
     if column.shape != (count,):
         raise BadBatch(f"{column.size} producer ids for {count} records")
     return Sequenced(label.encode(), column, drop_resent)
+
+
+def _are_whole(ids: Sequence[object]) -> bool:
+    return all(type(each) is int for each in ids)
 
 
 class Producers:

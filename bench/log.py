@@ -164,7 +164,9 @@ def read(run: Run) -> None:
             files = sorted((log.data / "streams" / stream / "0").glob("*.arrow*"))
             read_all(log, stream, records)
             plain_read(files)
-            ratios, rates = [], []
+            ratios: list[float] = []
+            rates: list[float] = []
+            size = 0
             for _ in range(ROUNDS):
                 size, plain = plain_read(files)
                 took = read_all(log, stream, records)
@@ -282,7 +284,8 @@ def reopen(run: Run) -> None:
                 child = _child_after(log, data)
             child.kill()
             child.wait()
-            child.stdout.close()
+            if child.stdout is not None:
+                child.stdout.close()
             seconds[total] = median(times)
     small, large = seconds[400_000_000], seconds[4_000_000_000]
     run.add("log.reopen_growth", large, "s", reference=small, at_most=2.0)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 import numpy as np
@@ -321,7 +321,7 @@ class Log(ABC):
     def close(self) -> None:
         """Commit what was handed over, and end. A closed log can be opened again at once."""
 
-    def __enter__(self) -> Log:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -53,7 +53,7 @@ class DirectReader:
         if not file.sealed and (file.next_index or 0) <= start:
             file.extend(None)
         if (file.next_index or base) > start:
-            return file.read(start, max_records, max_bytes)
+            return file.read(start, max_records, max_bytes)[0]
         self._list()
         if self._base_of(start) == base:
             return []  # the end, for now

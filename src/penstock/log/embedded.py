@@ -517,17 +517,17 @@ class EmbeddedLog(Log):
         found: list[pa.RecordBatch] = []
         while start < end and max_records > 0 and max_bytes > 0:
             if start < partition.segments.end:
-                got = partition.segments.read(start, max_records, max_bytes)
+                got, size = partition.segments.read(start, max_records, max_bytes)
             else:
                 tail = self._tail.read(partition.pid, start, end, max_records, max_bytes)
                 if tail is None:
                     continue  # it has just been put into a segment
-                got = tail
-            for batch in got:
-                assert batch.column(0)[0].as_py() == start, "a read must not skip or repeat"
-                start += batch.num_rows
-                max_records -= batch.num_rows
-                max_bytes -= batch.nbytes
+                got, size = tail
+            assert got[0].column(0)[0].as_py() == start, "a read must not skip or repeat"
+            rows = sum([batch.num_rows for batch in got])
+            start += rows
+            max_records -= rows
+            max_bytes -= size
             found.extend(got)
         return _merged(found)
 

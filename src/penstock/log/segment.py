@@ -41,6 +41,7 @@ FORMAT: Final = "1"
 
 _PREFIX: Final = SCHEMA.serialize().to_pybytes()
 _CONTINUATION: Final = b"\xff\xff\xff\xff"
+_ZERO_DIGITS: Final = b"00000000"
 _END_OF_STREAM: Final = _CONTINUATION + bytes(4)
 _FILE_MAGIC: Final = b"ARROW1\0\0"
 _PLAIN: Final = ipc.IpcWriteOptions(use_threads=False)
@@ -227,12 +228,15 @@ class SegmentFile:
             self._entries.extend(added)
             self._bases = np.array([entry.base for entry in self._entries], np.int64)
 
-    def read(self, start: int, records_max: int, bytes_max: int) -> list[pa.RecordBatch]:
-        """Batches from index `start` on; at least one record if there is one, else none."""
+    def read(
+        self, start: int, records_max: int, bytes_max: int
+    ) -> tuple[list[pa.RecordBatch], int]:
+        """Batches from index `start` on, and their size; at least one record if there is one."""
         first = int(np.searchsorted(self._bases, start, side="right")) - 1
         if first < 0:
             raise self._missing(start)
         found: list[pa.RecordBatch] = []
+        total = 0
         at = first
         while at < len(self._entries) and records_max > 0 and bytes_max > 0:
             last = at
@@ -256,15 +260,18 @@ class SegmentFile:
                     batch = batch.slice(start - entry.base)
                     size = size * batch.num_rows // entry.rows
                 fit = batch
-                if size > bytes_max or batch.num_rows > records_max:
+                if size > bytes_max:
                     fit = take_within(batch, records_max, bytes_max)
+                elif batch.num_rows > records_max:
+                    fit = batch.slice(0, records_max)
                 found.append(fit)
                 start += fit.num_rows
                 records_max -= fit.num_rows
                 bytes_max -= size
+                total += size
                 if records_max <= 0 or bytes_max <= 0 or fit is not batch:
-                    return found
-        return found
+                    return found, total
+        return found, total
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Every batch, checked."""
@@ -294,9 +301,10 @@ class SegmentFile:
         """Read, check and decode the batches `first` to `last`, which lie next to each other."""
         begin = self._entries[first].offset
         end = self._entries[last - 1].offset + self._entries[last - 1].length
-        data = bytearray(len(_PREFIX) + end - begin)
-        data[: len(_PREFIX)] = _PREFIX
-        view = memoryview(data)[len(_PREFIX) :]
+        data = pa.allocate_buffer(len(_PREFIX) + end - begin)
+        whole = memoryview(data).cast("B")
+        whole[: len(_PREFIX)] = _PREFIX
+        view = whole[len(_PREFIX) :]
         if self._file.read_into(view, begin) < len(view):
             raise self._damaged(begin, "the file is shorter than it was")
         for entry in self._entries[first:last]:
@@ -307,7 +315,7 @@ class SegmentFile:
             if described != (entry.base, entry.rows):
                 raise self._damaged(entry.offset, "it is not the batch its index describes")
         try:
-            reader = ipc.open_stream(pa.py_buffer(data), options=_ONE_THREAD)
+            reader = ipc.open_stream(data, options=_ONE_THREAD)
             batches = [reader.read_next_batch() for _ in range(first, last)]
         except (pa.ArrowException, StopIteration) as error:
             raise self._damaged(begin, str(error)) from None
@@ -395,17 +403,16 @@ class SegmentFile:
 
 def check_message(message: memoryview) -> tuple[int, int] | None:
     """First index and rows of a whole IPC batch message; None if its checksum is wrong."""
-    head_length = 8 + int.from_bytes(message[4:8], "little")
-    head = bytearray(message[:head_length])
+    head = bytes(message[:_HEAD_GUESS])
     note = _NOTE.search(head)
     if note is None:
         return None
-    expected = int(note[1], 16)
-    described = int(note[2]), int(note[3])
-    head[note.start(1) : note.end(1)] = b"00000000"
-    if crc32c(message[head_length:], crc32c(head)) != expected:
+    crc, base, rows, *_ = note.groups()
+    at = note.start(1)
+    check = crc32c(_ZERO_DIGITS, crc32c(head[:at]))
+    if crc32c(message[at + len(_ZERO_DIGITS) :], check) != int(crc, 16):
         return None
-    return described
+    return int(base), int(rows)
 
 
 def _parse_entry(head: bytes, offset: int) -> BatchEntry | None:
@@ -468,7 +475,7 @@ def _codec(reader: SegmentFile, compression: str) -> str | None:
     if compression == "none":
         return None
     middle = len(reader.entries) // 2
-    batch = reader.read(reader.entries[middle].base, 10_000, limits.SEGMENT_BATCH_BYTES)[0]
+    (batch, *_), _ = reader.read(reader.entries[middle].base, 10_000, limits.SEGMENT_BATCH_BYTES)
     values = batch.column(3).buffers()[2]
     if values is None or values.size == 0:
         return compression

@@ -171,20 +171,22 @@ class Segments:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def read(self, start: int, records_max: int, bytes_max: int) -> list[pa.RecordBatch]:
-        """Records from `start` on, within one segment; at least one."""
+    def read(
+        self, start: int, records_max: int, bytes_max: int
+    ) -> tuple[list[pa.RecordBatch], int]:
+        """Records from `start` on, within one segment, and their size; at least one."""
         for attempt in (1, 2):
             with self._lock:
                 base = self._base_of(start)
             try:
-                found = self._open(base).read(start, records_max, bytes_max)
+                found, size = self._open(base).read(start, records_max, bytes_max)
             except FileNotFoundError:
                 if attempt == 1:
                     continue  # sealed in between: look again
                 raise self._missing(start) from None
             if not found:
                 raise self._missing(start)
-            return found
+            return found, size
         raise AssertionError
 
     def first_at_or_after(self, start: int, time: int) -> int | None:

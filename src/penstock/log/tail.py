@@ -44,28 +44,31 @@ class Tail:
 
     def read(
         self, pid: int, start: int, end: int, records_max: int, bytes_max: int
-    ) -> list[pa.RecordBatch] | None:
-        """Records `start` to `end`, within limits; None if they have moved to segments."""
+    ) -> tuple[list[pa.RecordBatch], int] | None:
+        """Records `start` to `end`, within limits, and their size; None: segments have them now."""
         lsns = self._lsns_from(pid, start)
         found: list[pa.RecordBatch] = []
+        total = 0
         for lsn in lsns:
             if start >= end or records_max <= 0 or bytes_max <= 0:
                 break
             batch = self._read_frame(pid, lsn)
             if batch is None:
-                return found or None
+                break
             base = batch.column(0)[0].as_py()
             if not base <= start < base + batch.num_rows:
-                return found or None
+                break
             batch = batch.slice(start - base, end - start)
             fit = take_within(batch, records_max, bytes_max)
             found.append(fit)
             start += fit.num_rows
             records_max -= fit.num_rows
-            bytes_max -= fit.nbytes
+            size = fit.nbytes
+            bytes_max -= size
+            total += size
             if fit is not batch:
                 break
-        return found or None
+        return (found, total) if found else None
 
     def first_at_or_after(self, pid: int, start: int, time: int) -> int | None:
         """The first index from `start` on whose timestamp is at or after `time`."""

@@ -320,32 +320,36 @@ def low_rate(run: Run) -> None:
         acks: list[float] = []
         batch = Batch.of([os.urandom(RECORD)])
 
-        async def trickle(name: str, until: float, chooser: random.Random) -> None:
+        async def trickle(name: str, until: float, chooser: random.Random, real: bool) -> None:
             await asyncio.sleep(chooser.random())
             while time.perf_counter() < until:
                 began = time.perf_counter()
-                await log.append_async(name, batch, 0)
-                acks.append(time.perf_counter() - began)
+                if real:
+                    await log.append_async(name, batch, 0)
+                    acks.append(time.perf_counter() - began)
                 await asyncio.sleep(max(0.0, 1.0 - (time.perf_counter() - began)))
 
-        async def drive() -> None:
+        async def drive(seconds: float, real: bool) -> None:
             chooser = random.Random(1)
-            until = time.perf_counter() + 12.0
-            await asyncio.gather(*(trickle(name, until, chooser) for name in names))
+            until = time.perf_counter() + seconds
+            await asyncio.gather(*(trickle(name, until, chooser, real) for name in names))
 
-        pids = [os.getpid()] + ([] if log.writer_pid is None else [log.writer_pid])
-        used = sum(map(cpu_seconds, pids))
-        began = time.perf_counter()
-        asyncio.run(drive())
-        took = time.perf_counter() - began
-        cores = (sum(map(cpu_seconds, pids)) - used) / took
+        def cores(seconds: float, real: bool) -> float:
+            pids = [os.getpid()] + ([] if log.writer_pid is None else [log.writer_pid])
+            used = sum(map(cpu_seconds, pids))
+            began = time.perf_counter()
+            asyncio.run(drive(seconds, real))
+            return (sum(map(cpu_seconds, pids)) - used) / (time.perf_counter() - began)
+
+        driver = cores(6.0, real=False)
+        total = cores(12.0, real=True)
         run.add(
             "log.low_rate",
-            cores * 100,
+            (total - driver) * 100,
             "% of a core",
             reference=12.0,
             at_most=1.0,
-            note=f"{len(acks) / took:.0f} records/s; the driver's own time is included",
+            note=f"and {driver * 100:.1f} % for the thousand timers that drive it",
         )
         run.add("log.low_rate_ack_p50", percentile(acks, 50) * 1e3, "ms")
         run.add("log.low_rate_ack_p99", percentile(acks, 99) * 1e3, "ms")

@@ -7,7 +7,6 @@ contract suite (`tests/contract/`) holds for all.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Self
@@ -209,18 +208,17 @@ class Log(ABC):
     ) -> Appended:
         """Like `append`, for a coroutine."""
         target = self._target(stream, batch, partition)
-        loop = asyncio.get_running_loop()
         while True:
-            room = loop.create_future()
-            if self.when_room(batch.nbytes, future_waker(room)):
-                with contextlib.suppress(LogBusy):  # another appender was faster
-                    receipt = self.submit(
-                        target, batch, producer=producer, ids=ids, drop_resent=drop_resent
-                    )
-                    return await receipt
-                await asyncio.sleep(0)
+            try:
+                receipt = self.submit(
+                    target, batch, producer=producer, ids=ids, drop_resent=drop_resent
+                )
+            except LogBusy:
+                room = asyncio.get_running_loop().create_future()
+                if not self.when_room(batch.nbytes, future_waker(room)):
+                    await room
             else:
-                await room
+                return await receipt
 
     def _target(self, stream: str, batch: Batch, partition: int | None) -> int | NDArray[np.uint32]:
         if partition is None:

@@ -46,7 +46,9 @@ _LINGER_SKIPS = 64
 class Pending:
     """A batch that was handed over: all about its frame that does not depend on its place."""
 
-    __slots__ = ("batch", "body", "counts", "nbytes", "pids", "receipt", "sequenced", "slots")
+    __slots__ = (
+        "batch", "body", "counts", "nbytes", "pids", "receipt", "sequenced", "slots", "where",
+    )  # fmt: skip
 
     def __init__(self, batch: Batch, pids: int | Pids, sequenced: Sequenced | None) -> None:
         self.batch = batch
@@ -56,8 +58,10 @@ class Pending:
         if isinstance(pids, int):
             self.pids: Pids = np.array([pids], np.uint32)
             self.counts: Pids = np.array([batch.count], np.uint32)
+            self.where: slice | Pids = slice(pids, pids + 1)  # cheaper than an array of one
         else:
             self.pids, self.counts, self.slots = split_runs(pids)
+            self.where = self.pids
         self.body = fr.Body(batch, self.slots)
         self.nbytes = batch.nbytes
 
@@ -274,7 +278,7 @@ class Committer:
         try:
             while self._step():
                 pass
-        except Exception as error:  # a bug here must not leave appenders waiting for ever
+        except BaseException as error:  # a bug here must not leave appenders waiting for ever
             self.stop(StorageFailed(f"the log stopped: {error!r}. Open it again"))
             raise
 
@@ -288,6 +292,10 @@ class Committer:
         except OSError as error:
             self._fail(group, error)
             return self.failed is None
+        except BaseException as error:
+            stopped = StorageFailed(f"the log stopped: {error!r}. Open it again")
+            self._settle(group, [(pending.receipt, stopped) for pending in group])
+            raise
         self._settle(group, outcomes)
         return True
 
@@ -398,7 +406,7 @@ class Committer:
     ) -> None:
         """Give `pending` its indexes and its place, as if the group were stored already."""
         ends = self._ends
-        if not ends.alive[pending.pids].all():
+        if not ends.alive[pending.where].all():
             outcomes.append((pending.receipt, UnknownStream("the stream was deleted meanwhile")))
             return
         kept, last_ids, producer = None, None, b""
@@ -424,10 +432,10 @@ class Committer:
             lsn += room
             extent = _Extent(lsn, [], 0)
             extents.append(extent)
-        bases = ends.assigned[pending.pids]
-        previous = ends.staged_lsn[pending.pids]
-        ends.assigned[pending.pids] = bases + pending.counts
-        ends.staged_lsn[pending.pids] = lsn
+        bases = ends.assigned[pending.where].copy()
+        previous = ends.staged_lsn[pending.where].copy()
+        ends.assigned[pending.where] = bases + pending.counts
+        ends.staged_lsn[pending.where] = lsn
         extent.parts.extend(
             fr.frame_parts(
                 pending.body, lsn, group_lsn, self._epoch, self._clock(), pending.pids,
@@ -443,8 +451,8 @@ class Committer:
     def _unstage(self, staged: list[Staged]) -> None:
         with self._ends.lock:
             for each in reversed(staged):
-                self._ends.assigned[each.pending.pids] = each.bases
-                self._ends.staged_lsn[each.pending.pids] = each.previous
+                self._ends.assigned[each.pending.where] = each.bases
+                self._ends.staged_lsn[each.pending.where] = each.previous
             self._producers.roll_back()
 
     def _confirm(self, lsn: int, staged: list[Staged]) -> None:
@@ -452,8 +460,8 @@ class Committer:
         ends = self._ends
         with ends.lock:
             for each in staged:
-                ends.end[each.pending.pids] = each.bases + each.pending.counts
-                ends.tail_lsn[each.pending.pids] = each.lsn
+                ends.end[each.pending.where] = each.bases + each.pending.counts
+                ends.tail_lsn[each.pending.where] = each.lsn
             self._producers.confirm()
         self.committed = lsn
         if self._synced == -1:

@@ -207,10 +207,10 @@ class RealDisk(Disk):
         return path.stat().st_size
 
     def make_directory(self, path: Path) -> None:
-        missing = []
-        while not path.exists():
-            missing.append(path)
-            path = path.parent
+        # The last name is synced even if it is there: one who made it may have been killed then.
+        missing = [path]
+        while not (above := missing[-1].parent).exists():
+            missing.append(above)
         for each in reversed(missing):
             each.mkdir(mode=0o700, exist_ok=True)
             self.sync_directory(each.parent)

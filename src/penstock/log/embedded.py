@@ -33,6 +33,7 @@ from penstock.errors import (
     LogClosed,
     PenstockError,
     RecordTooLarge,
+    StorageError,
     StorageFailed,
     StreamExists,
     TooMany,
@@ -168,6 +169,7 @@ class EmbeddedLog(Log):
         self._partitions: dict[int, _Partition] = {}
         self._waiters = Waiters()
         with contextlib.ExitStack() as undo:
+            disk.make_directory(data)
             disk.make_directory(data / "streams")
             self._lock: Lock = disk.lock(data / "LOCK")
             undo.callback(self._lock.release)
@@ -191,6 +193,9 @@ class EmbeddedLog(Log):
                 self._checkpointed,
                 self._checkpoint_epoch,
             )
+            if self.recovered.frames:
+                # A killed owner may have written and not synced them. They are about to be read.
+                self._journal.sync()
             epoch = self._catalog.new_epoch()
             self._groups = Groups(self._catalog, clock, settings.group_stale_seconds)
             self._journal.reserved = self.recovered.lsn
@@ -226,7 +231,13 @@ class EmbeddedLog(Log):
 
     def _open_journal(self) -> Journal:
         path = self.data / "journal"
-        if self._catalog.get_int("epoch") == 0 and not self._disk.exists(path):
+        new = self._catalog.get_int("epoch") == 0
+        if new and self._disk.list(self.data / "streams"):
+            raise StorageError(
+                f"{self.data} has streams, but its catalog.sqlite is missing or empty: put it "
+                "back from where it was moved, or restore the data directory from a backup"
+            )
+        if new and not self._disk.exists(path):
             create_journal(self._disk, path, self.settings.journal_bytes)
         return Journal(self._disk, path)
 

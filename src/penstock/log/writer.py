@@ -414,7 +414,10 @@ class SegmentWriter:
                 continue
             path = partition.directory / segment_name(base, GROWING)
             try:
-                if not self._disk.exists(path.with_suffix(SEALED)):
+                if self._disk.exists(path.with_suffix(SEALED)):
+                    # One who was killed renamed it; the old file goes only when that is on disk.
+                    self._disk.sync_directory(path.parent)
+                else:
                     seal(
                         self._disk, path, partition.stream, partition.number, partition.compression
                     )

@@ -88,6 +88,11 @@ class Ledger:
         self._trims: dict[Place, tuple[int, int]] = {}
         self._positions: dict[tuple[str, str, int], tuple[int | None, int]] = {}
 
+    def fingerprint(self) -> str:
+        """The same for ledgers that ask the same of a log."""
+        attempts = [(each.state, each.indexes, each.records) for each in self.attempts]
+        return repr((attempts, self._streams, self._trims, self._positions))
+
     # -- streams ---------------------------------------------------------------------------------
 
     def creating(self, stream: str) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import hashlib
 import random
 import sqlite3
 import threading
@@ -243,6 +244,14 @@ class FakeDisk(Disk):
         with self._lock:
             return bytes(self._node(path).content)
 
+    def fingerprint(self) -> str:
+        """The same for disks with the same files and catalogs; what is not synced is not seen."""
+        found = hashlib.sha256()
+        for path, catalog in sorted(self._catalogs.items()):
+            found.update(f"{path} {len(catalog)} ".encode() + catalog)
+        _digest(found, "", self._root)
+        return found.hexdigest()
+
     @property
     def torn_bytes(self) -> int:
         """The length of the last write, if it is not synced yet; else 0."""
@@ -306,10 +315,12 @@ class FakeDisk(Disk):
         with self._lock:
             self._check_running()
             for each in [*reversed(path.parents), path]:
-                if self._find(each) is None:
+                missing = self._find(each) is None
+                if missing:
                     self._begin("make_directory", each)
                     self._directory(each.parent).change(_Naming(None, each.name, _Directory()))
                     self._end()
+                if missing or each == path:
                     self.sync_directory(each.parent)
 
     def rename(self, old: Path, new: Path) -> None:
@@ -671,6 +682,15 @@ def _total(directory: _Directory) -> int:
         _total(node) if isinstance(node, _Directory) else len(node.content)
         for node in directory.entries.values()
     )
+
+
+def _digest(found: hashlib._Hash, path: str, node: _Node | _Directory) -> None:
+    if isinstance(node, _Node):
+        found.update(f"{path} {len(node.content)} ".encode() + node.content)
+    else:
+        found.update(f"{path}/ ".encode())
+        for name in sorted(node.entries):
+            _digest(found, f"{path}/{name}", node.entries[name])
 
 
 def _no_space(path: Path) -> OSError:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
 from bench.harness import (
     Benchmark,
@@ -387,6 +388,55 @@ def many_streams(run: Run) -> None:
             )
 
 
+def frames(run: Run) -> None:
+    """A mixed frame for each batch, against a frame for each partition in it, to the segments."""
+    for partitions in (10, 100, 1_000):
+        rates: dict[str, list[float]] = {"mixed": [], "split": []}
+        for _ in range(2):
+            for kind, figures in rates.items():
+                with scratch() as directory, open_log(directory / "data") as log:
+                    log.create_stream("s", partitions)
+                    pids = np.array([log.locate("s", n) for n in range(partitions)], np.uint32)
+                    settle()
+                    figures.append(_feed(log, pids, split=kind == "split"))
+        run.add(
+            f"log.frames_mixed_{partitions}",
+            median(rates["mixed"]),
+            "records/s",
+            reference=median(rates["split"]),
+            note="reference: a frame for each partition",
+        )
+
+
+def _feed(log: EmbeddedLog, pids: NDArray[np.uint32], *, split: bool) -> float:
+    """Records a second of a feed interleaved at random, until all is in segments."""
+    chooser = np.random.default_rng(1)
+    batch = batch_of(10_000)
+    rows = np.frombuffer(batch.values.data, np.uint8).reshape(-1, RECORD)
+    total = 0
+    receipts = []
+    began = time.perf_counter()
+    while total < 1_500_000:
+        target = pids[chooser.integers(0, len(pids), batch.count)]
+        if split:
+            order = np.argsort(target, kind="stable")
+            data = memoryview(rows[order].reshape(-1)).cast("B")
+            at = 0
+            for pid, count in zip(*np.unique(target, return_counts=True), strict=True):
+                column = BinaryColumn(
+                    batch.values.offsets[: count + 1], data[at : at + int(count) * RECORD]
+                )
+                at += int(count) * RECORD
+                receipts.append(log.submit(int(pid), Batch(column), wait_for_room=True))
+        else:
+            receipts.append(log.submit(target, batch, wait_for_room=True))
+        total += batch.count
+    for receipt in receipts:
+        receipt.result()
+    log.checkpoint()
+    return total / (time.perf_counter() - began)
+
+
 _SCAN = """
 import sys, time
 from penstock.log.direct import DirectReader
@@ -520,6 +570,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "reopen": reopen,
     "low_rate": low_rate,
     "many_streams": many_streams,
+    "frames": frames,
     "readers": readers,
     "memory_stalled": memory_stalled,
 }

@@ -68,6 +68,9 @@ GROUP_BYTES_MAX: Final = 32 * MIB
 BUFFER_BYTES_DEFAULT: Final = 64 * MIB
 """Records handed over and not yet on disk; appenders wait beyond it."""
 
+FRAME_BYTES_MAX: Final = 8 * KIB
+"""What a frame of one record has around it at most: its head, its producer, 128 headers."""
+
 LINGER_DEFAULT_S: Final = 0.005
 """How long a commit waits for company when many small appends come one by one."""
 

@@ -74,6 +74,11 @@ class Journal:
                 f"{path} has journal format {version}, this Penstock reads format {_VERSION}: "
                 "use the version that wrote it"
             )
+        if self._file.size() < SUPERBLOCK + size:
+            raise JournalDamaged(
+                f"{path} has {self._file.size()} bytes where {SUPERBLOCK + size} were written: it "
+                "was cut short; restore it from a backup"
+            )
         self.size: int = size
         self.group_bytes_max: int = min(limits.GROUP_BYTES_MAX, size // 4)
         self.reserved = 0

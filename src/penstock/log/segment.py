@@ -434,7 +434,7 @@ def seal(disk: Disk, source: Path, stream: str, partition: int, compression: str
 
     The new file is on disk, under its final name, when this returns. The old one is left.
     """
-    reader = SegmentFile(disk, source)
+    reader = SegmentFile(disk, source, disk.file_size(source))  # all of it: damage is no end
     target = source.with_suffix(SEALED)
     temporary = source.with_suffix(".tmp")
     file = disk.open(temporary, create=True)

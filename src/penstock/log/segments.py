@@ -167,7 +167,10 @@ class Segments:
 
     def max_time(self, base: int) -> int:
         """The latest timestamp in a segment."""
-        return self._open(base).max_time()
+        try:
+            return self._open(base).max_time()
+        except FileNotFoundError:
+            raise self._missing(base) from None
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -192,7 +195,12 @@ class Segments:
     def first_at_or_after(self, start: int, time: int) -> int | None:
         """The first index from `start` on with a timestamp at or after `time`."""
         for base in self.bases():
-            file = self._open(base)
+            try:
+                file = self._open(base)
+            except FileNotFoundError:
+                if base not in self.bases():
+                    continue  # retention was faster
+                raise self._missing(base) from None
             if file.next_index is None or file.next_index <= start or file.max_time() < time:
                 continue
             found = file.first_at_or_after(time, start)

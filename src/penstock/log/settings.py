@@ -85,7 +85,7 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"checkpoint_bytes is {self.checkpoint_bytes}: it must be at most a quarter of "
                 f"journal_bytes ({ring}), or appends would stand still during a checkpoint"
             )
-        if self.record_bytes_max + limits.MIB // 4 > min(ring // 4, limits.GROUP_BYTES_MAX):
+        if self.record_bytes_max + limits.FRAME_BYTES_MAX > min(ring // 4, limits.GROUP_BYTES_MAX):
             raise BadSetting(
                 f"record_bytes_max is {self.record_bytes_max}: one record must fit into a group "
                 f"commit, here {min(ring // 4, limits.GROUP_BYTES_MAX)} bytes; "

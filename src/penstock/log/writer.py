@@ -423,6 +423,10 @@ class SegmentWriter:
                     )
             except FileNotFoundError:
                 continue  # dropped by retention, or with its stream
+            except SegmentDamaged:
+                # It stays as it is, and reads stop there; the log goes on.
+                self._disk.remove(path.with_suffix(".tmp"))
+                continue
             except OSError as error:
                 self._disk.remove(path.with_suffix(".tmp"))
                 if error.errno != errno.ENOSPC:

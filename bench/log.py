@@ -420,7 +420,7 @@ def _feed(log: EmbeddedLog, pids: NDArray[np.uint32], *, split: bool) -> float:
         target = pids[chooser.integers(0, len(pids), batch.count)]
         if split:
             order = np.argsort(target, kind="stable")
-            data = memoryview(rows[order].reshape(-1)).cast("B")
+            data = rows[order].reshape(-1).data
             at = 0
             for pid, count in zip(*np.unique(target, return_counts=True), strict=True):
                 column = BinaryColumn(

@@ -281,7 +281,7 @@ def test_a_missing_catalog_is_not_taken_for_a_new_log(killed: Path) -> None:
     for path in killed.glob("catalog.sqlite*"):
         path.unlink()
     for _ in range(2):
-        with pytest.raises(StorageError, match="catalog.sqlite is missing.*backup"):
+        with pytest.raises(StorageError, match=r"catalog\.sqlite is missing.*backup"):
             opened(killed)
     assert (killed / "streams" / "s" / "0").is_dir()
 
@@ -308,9 +308,10 @@ def first_index(path: Path) -> int:
     return int(path.name.split(".")[0])
 
 
-def expect_error_only_inside(data: Path, number: int, error: type[Exception], what: str) -> None:
+def expect_error_only_inside(
+    data: Path, paths: list[Path], number: int, error: type[Exception], what: str
+) -> None:
     """All records but those of segment `number` can be read; those say what is wrong."""
-    paths = segments_before[data] if data in segments_before else segments(data)
     begin = first_index(paths[number])
     end = first_index(paths[number + 1]) if number + 1 < len(paths) else 100
     with opened(data) as log:
@@ -325,9 +326,6 @@ def expect_error_only_inside(data: Path, number: int, error: type[Exception], wh
         assert log.append("s", Batch.of([b"on"])).first_index == 100
 
 
-segments_before: dict[Path, list[Path]] = {}
-
-
 @pytest.mark.parametrize("where", ["head", "middle", "tail"])
 @pytest.mark.parametrize("number", [0, 2, -1], ids=["first", "middle", "growing"])
 def test_a_damaged_segment_stops_reads_there_with_an_error(
@@ -340,7 +338,9 @@ def test_a_damaged_segment_stops_reads_there_with_an_error(
     at = {"head": body - 200, "middle": body + 3_000, "tail": content.rindex(b"record ") + 900}
     flip(paths[number], at[where])
     damaged = paths[number].read_bytes()
-    expect_error_only_inside(sealed, number, SegmentDamaged, "restore the file from a backup")
+    expect_error_only_inside(
+        sealed, paths, number, SegmentDamaged, "restore the file from a backup"
+    )
     assert paths[number].read_bytes() == damaged, "nothing was cut or repaired"
 
 
@@ -355,10 +355,10 @@ def test_a_segment_cut_short_stops_reads_there_with_an_error(sealed: Path, numbe
 
 @pytest.mark.parametrize("number", [0, 2, -1], ids=["first", "middle", "growing"])
 def test_a_missing_segment_stops_reads_there_with_an_error(sealed: Path, number: int) -> None:
-    segments_before[sealed] = paths = segments(sealed)
+    paths = segments(sealed)
     number %= len(paths)
     paths[number].unlink()
-    expect_error_only_inside(sealed, number, SegmentMissing, "put it back")
+    expect_error_only_inside(sealed, paths, number, SegmentMissing, "put it back")
 
 
 def test_a_missing_segment_is_an_error_for_all_who_need_it(sealed: Path) -> None:
@@ -439,9 +439,8 @@ def test_a_second_process_is_told_who_owns_the_directory(data: Path, writer: str
 
 
 def test_a_second_log_in_one_process_is_refused_too(data: Path) -> None:
-    with opened(data):
-        with pytest.raises(DataDirectoryInUse, match=f"process {os.getpid()} "):
-            opened(data)
+    with opened(data), pytest.raises(DataDirectoryInUse, match=f"process {os.getpid()} "):
+        opened(data)
     opened(data).close()
 
 

@@ -77,11 +77,17 @@ class Batch:
         if keys is not None:
             sizes = sizes + _row_sizes(keys, count, "key")
             nbytes += keys.offsets.nbytes + len(keys.data) + count // 8 + 1
-            if keys.validity is not None and len(keys.validity) < (count + 7) // 8:
-                raise BadBatch(f"the keys' validity bitmap is too short for {count} records")
+            if keys.validity is not None:
+                needed = (count + 7) // 8
+                if len(keys.validity) < needed:
+                    raise BadBatch(f"the keys' validity bitmap is too short for {count} records")
+                if len(keys.validity) > needed:
+                    self.keys = keys._replace(validity=keys.validity[:needed])
         if timestamps is not None:
             if len(timestamps) != count:
                 raise BadBatch(f"{len(timestamps)} timestamps for {count} values")
+            if timestamps.dtype != np.int64:
+                raise BadBatch(f"the timestamps are {timestamps.dtype}: they must be int64")
             nbytes += timestamps.nbytes
         if headers is not None:
             sizes = sizes + _header_sizes(headers, count)
@@ -114,7 +120,7 @@ class Batch:
                 timestamps=None if timestamps is None else pa.array(timestamps, type=pa.int64()),
                 headers=None if headers is None else _headers_array(headers),
             )
-        except (pa.ArrowException, TypeError, OverflowError) as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise BadBatch(f"values and keys must be bytes, timestamps integers: {error}") from None
 
     @classmethod
@@ -216,6 +222,8 @@ def _as_array(column: BinaryColumn, count: int) -> pa.Array:
 def _row_sizes(column: BinaryColumn, count: int, what: str) -> Offsets:
     """Bytes of each row; checks that the offsets can be trusted."""
     offsets = column.offsets
+    if offsets.dtype != np.int32:
+        raise BadBatch(f"the {what} offsets are {offsets.dtype}: they must be int32")
     if len(offsets) != count + 1:
         raise BadBatch(f"{len(offsets) - 1} {what}s for {count} records")
     sizes = np.diff(offsets)
@@ -229,6 +237,8 @@ def _row_sizes(column: BinaryColumn, count: int, what: str) -> Offsets:
 
 def _header_sizes(headers: HeaderColumn, count: int) -> Offsets:
     entries = len(headers.names.offsets) - 1
+    if headers.offsets.dtype != np.int32:
+        raise BadBatch(f"the header offsets are {headers.offsets.dtype}: they must be int32")
     if len(headers.offsets) != count + 1:
         raise BadBatch(f"{len(headers.offsets) - 1} header lists for {count} records")
     each = np.diff(headers.offsets)

@@ -332,8 +332,10 @@ class SegmentFile:
                 return  # its first bytes are being written
             raise self._damaged(at, "it does not begin with an Arrow schema")
         size = int.from_bytes(head[4:], "little")
-        head = self._file.read(size, at + 8)
-        if b"penstock.format" not in head:
+        head = self._file.read(min(size, self._file.size()), at + 8)
+        if len(head) < size and self._limit is None and not self.sealed:
+            return  # likewise
+        if len(head) < size or b"penstock.format" not in head:
             raise self._damaged(at, "its schema is not one of Penstock's")
         self._walked = at + 8 + size
 
@@ -423,6 +425,8 @@ def _parse_entry(head: bytes, offset: int) -> BatchEntry | None:
     if note is None or metadata % 8:
         return None
     _, base, rows, body, size, low, high = map(int, (b"0", *note.groups()[1:]))
+    if base >= 2**63:
+        return None
     return BatchEntry(offset, 8 + metadata + body, base, rows, size, low, high)
 
 

@@ -40,7 +40,7 @@ def test_what_is_only_in_the_journal_is_not_seen_yet(log):
 
 def test_a_reader_follows_through_growing_closed_and_sealed_segments(log):
     reader = DirectReader(log.data, "s", 0)
-    seen = []
+    seen: list[bytes] = []
     for turn in range(8):
         append(log, 100, 100 * turn)
         log.checkpoint()

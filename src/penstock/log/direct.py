@@ -55,7 +55,7 @@ class DirectReader:
         if (file.next_index or base) > start:
             return file.read(start, max_records, max_bytes)[0]
         self._list()
-        if self._base_of(start) == base:
+        if base == self._bases[-1]:
             return []  # the end, for now
         if start not in self._suffixes:
             raise SegmentMissing(

@@ -321,9 +321,8 @@ def test_a_file_of_another_kind_is_refused(directory: Path) -> None:
 
 def test_records_before_the_file_are_missing(three: Path) -> None:
     path = three.rename(three.with_name(segment_name(0, GROWING)))
-    with opened(path) as file:
-        with pytest.raises(SegmentMissing, match="put it back"):
-            read(file, -1, 1, 1)
+    with opened(path) as file, pytest.raises(SegmentMissing, match="put it back"):
+        read(file, -1, 1, 1)
 
 
 @pytest.mark.parametrize("batch", [0, 1, 2])

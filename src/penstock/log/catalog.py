@@ -128,7 +128,8 @@ class Catalog:
             for statement in _SCHEMA.split(";"):
                 db.execute(statement)
             for name, value in (
-                ("format", FORMAT), ("epoch", "0"), ("checkpoint", "0"), ("checkpoint_epoch", "0"),
+                ("format", FORMAT), ("epoch", "0"), ("epoch_lsn", "0"), ("checkpoint", "0"),
+                ("checkpoint_epoch", "0"),
             ):  # fmt: skip
                 db.execute("INSERT INTO meta VALUES (?, ?)", (name, value))
 
@@ -189,15 +190,20 @@ class Catalog:
     def get_int(self, name: str) -> int:
         return int(self.get(name) or 0)
 
-    def new_epoch(self) -> int:
-        """Count up the epoch, on disk, and return it."""
+    def new_epoch(self, lsn: int) -> int:
+        """Count up the epoch, on disk, and return it. What stands at `lsn` and above is void."""
 
         def count_up(db: sqlite3.Connection) -> int:
             epoch = int(db.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()[0]) + 1
-            db.execute("UPDATE meta SET value = ? WHERE name = 'epoch'", (str(epoch),))
+            for name, value in (("epoch", epoch), ("epoch_lsn", lsn)):
+                db.execute("UPDATE meta SET value = ? WHERE name = ?", (str(value), name))
             return epoch
 
         return self.write(count_up)
+
+    def epoch_since(self) -> tuple[int, int]:
+        """The last epoch, and the lsn it began at: no frame from there on is of an older one."""
+        return self.get_int("epoch"), self.get_int("epoch_lsn")
 
     # -- streams ---------------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ class Committer:
         clock: Callable[[], int],
         on_commit: Callable[[int], None],
         on_ring_full: Callable[[int], None],
-        new_epoch: Callable[[], int],
+        new_epoch: Callable[[int], int],
         publish: Callable[[list[Staged]], None],
     ) -> None:
         self.journal = journal
@@ -140,6 +140,7 @@ class Committer:
         self._ends = ends
         self._producers = producers
         self._epoch = epoch
+        self._epoch_used = False
         self._buffer_bytes = settings.buffer_bytes
         self._linger_s = settings.linger_seconds
         self._relaxed = settings.durability == "relaxed"
@@ -253,6 +254,7 @@ class Committer:
         if self._thread.is_alive():
             self._thread.join()
         if self.failed is None:
+            self._renew_epoch()
             self.sync_relaxed()
 
     def close(self) -> None:
@@ -347,7 +349,8 @@ class Committer:
     def _commit(self, group: list[Pending]) -> list[tuple[Receipt, Appended | BaseException]]:
         need = sum(map(_frame_bound, group))
         need += min(need, self.journal.room_at(self.committed))
-        if (refused := self._wait_for_ring(need)) is not None:
+        refused = self._wait_for_ring(need) or self._renew_epoch()
+        if refused is not None:
             return [(pending.receipt, refused) for pending in group]
         outcomes: list[tuple[Receipt, Appended | BaseException]] = []
         staged: list[Staged] = []
@@ -368,12 +371,25 @@ class Committer:
             self._confirm(extents[-1].lsn + extents[-1].length, staged)
         return outcomes
 
+    def _renew_epoch(self) -> PenstockError | None:
+        """After a group that was refused half written: count up, or say why that cannot be."""
+        if self._epoch_used:
+            try:
+                self._epoch = self._new_epoch(self.committed)
+            except PenstockError as error:
+                return error
+            self._epoch_used = False
+        return None
+
     def _make_durable(self) -> None:
         if self._relaxed and time.monotonic() - self._synced_at < self._sync_every_s:
             return
         began = time.perf_counter()
         with self._syncing:
-            self.journal.sync()
+            try:
+                self.journal.sync()
+            except OSError as error:  # whatever it is, also ENOSPC: never tried again
+                raise OSError(errno.EIO, f"the sync failed: {error}") from error
             self._synced_at = time.monotonic()
         self.stats.sync_seconds += time.perf_counter() - began
         self._synced = -1  # up to what is about to be confirmed
@@ -383,8 +399,11 @@ class Committer:
         if self.committed + need <= self.freed + self.journal.size:
             return None
         began = time.monotonic()
-        with self._changed:
-            while self.committed + need > self.freed + self.journal.size:
+        while True:
+            self._on_ring_full(self.committed)  # also while the disk is full: there may be room now
+            with self._changed:
+                if self.committed + need <= self.freed + self.journal.size:
+                    break
                 if self.failed is not None:
                     return self.failed
                 if self.disk_full is not None:
@@ -392,7 +411,6 @@ class Committer:
                         f"no space is left to store records ({self.disk_full}): free some; "
                         "reading goes on, and appending resumes by itself"
                     )
-                self._on_ring_full(self.committed)
                 self._changed.wait(0.05)
         self.stats.ring_full_seconds += time.monotonic() - began
         return None
@@ -490,17 +508,14 @@ class Committer:
         if error.errno == errno.ENOSPC:
             # Nothing was synced and nothing published. What was written of the group stays
             # behind as bytes of an old epoch, so that it can never be taken for a later frame.
-            try:
-                self._epoch = self._new_epoch()
-            except (OSError, PenstockError) as second:
-                error = OSError(error.errno, f"{error}; then {second}")
-            else:
-                full = DiskFull(
-                    f"no space is left to store records ({error}): free some; reading goes on, "
-                    "and appending resumes by itself"
-                )
-                self._settle(group, [(pending.receipt, full) for pending in group])
-                return
+            self._epoch_used = True
+            self._renew_epoch()
+            full = DiskFull(
+                f"no space is left to store records ({error}): free some; reading goes on, "
+                "and appending resumes by itself"
+            )
+            self._settle(group, [(pending.receipt, full) for pending in group])
+            return
         failed = StorageFailed(
             f"writing {self.journal.path} failed ({error}): the log has stopped, because what the "
             "disk holds is no longer known. Check the disk, then start again: opening keeps all "

@@ -192,11 +192,12 @@ class EmbeddedLog(Log):
                 self._producers,
                 self._checkpointed,
                 self._checkpoint_epoch,
+                self._catalog.epoch_since(),
             )
             if self.recovered.frames:
                 # A killed owner may have written and not synced them. They are about to be read.
                 self._journal.sync()
-            epoch = self._catalog.new_epoch()
+            epoch = self._catalog.new_epoch(self.recovered.lsn)
             self._groups = Groups(self._catalog, clock, settings.group_stale_seconds)
             self._journal.reserved = self.recovered.lsn
             self._tail = Tail(self._journal, self._ends, lambda: self._checkpointed)
@@ -869,6 +870,8 @@ class EmbeddedLog(Log):
 
     def _record(self, checkpoint: Checkpoint) -> None:
         """Put a checkpoint into the catalog, then let readers and the journal know."""
+        if self._committer.failed is not None:
+            return  # stopped: what could not be recorded before is in the journal only
         for state in checkpoint.segments:
             self._unrecorded[state.pid] = state
         for pid, base in checkpoint.rolled:

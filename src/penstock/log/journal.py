@@ -11,6 +11,7 @@ confirmed, then confirmed data is damaged, and opening refuses instead of cuttin
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -206,7 +207,11 @@ class Mark:
 
     def set(self, lsn: int) -> None:
         head = lsn.to_bytes(8, "little")
-        self._file.write([head + crc32c(head).to_bytes(4, "little")], 0)
+        try:
+            self._file.write([head + crc32c(head).to_bytes(4, "little")], 0)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:  # what it should say is on disk: an old mark will do
+                raise
 
     def get(self) -> int:
         data = self._file.read(_MARK.size, 0)

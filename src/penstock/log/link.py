@@ -75,6 +75,7 @@ class InlineWriter(WriterLink):
         begin, partitions, committed = snapshot()
         self._writer = SegmentWriter(disk, begin)
         self._full = False
+        self._broken = False
         for partition in partitions:
             self._writer.add(partition)
         self._writer.find_unsealed()
@@ -99,6 +100,8 @@ class InlineWriter(WriterLink):
 
     def advance(self, committed: int, *, force: bool = False) -> None:
         with self._lock:
+            if self._broken:
+                return  # a sync that failed must not be tried again
             try:
                 for checkpoint in self._writer.advance(committed, force):
                     self._handle(checkpoint)
@@ -109,9 +112,11 @@ class InlineWriter(WriterLink):
                     self._full = True
                     self._handle(DiskIsFull(str(error)))
                     return
+                self._broken = True
                 self._handle(Broken(f"writing segments failed: {error}"))
                 return
             except PenstockError as error:
+                self._broken = True
                 self._handle(Broken(str(error)))
                 return
             if self._full:

@@ -21,17 +21,25 @@ class Recovered:
 
 
 def recover(
-    journal: Journal, mark: Mark, ends: Ends, producers: Producers, checkpoint: int, epoch: int
+    journal: Journal,
+    mark: Mark,
+    ends: Ends,
+    producers: Producers,
+    checkpoint: int,
+    epoch: int,
+    since: tuple[int, int],
 ) -> Recovered:
     """Take up the frames behind `checkpoint` into `ends` and `producers`.
+
+    `since` is the catalog's epoch and the lsn it began at.
 
     Raises `JournalDamaged`, having changed nothing on disk, if confirmed frames do not check.
     """
     found = Recovered()
     lsn = checkpoint
     for frame, _ in journal.frames(checkpoint):
-        if frame.epoch < epoch:
-            break  # left over from before an earlier crash
+        if frame.epoch < epoch or (frame.lsn >= since[1] and frame.epoch < since[0]):
+            break  # left over from before an earlier crash, or from a group that was refused
         epoch = frame.epoch
         lsn = frame.lsn + frame.length
         if frame.flags & fr.PAD:

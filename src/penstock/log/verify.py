@@ -137,6 +137,7 @@ class _Verifier:
                 Producers({}),
                 catalog.get_int("checkpoint"),
                 catalog.get_int("checkpoint_epoch"),
+                catalog.epoch_since(),
             )
             mark.close()
             journal.close()

@@ -194,6 +194,7 @@ class SegmentWriter:
         self._lsn = begin.checkpoint
         self._epoch = begin.epoch
         self._checkpointed = begin.checkpoint
+        self._recorded = begin.checkpoint
         self._checkpoint_bytes = begin.checkpoint_bytes
         self._partitions: dict[int, _Partition] = {}
         self._files: OrderedDict[Path, File] = OrderedDict()
@@ -252,7 +253,8 @@ class SegmentWriter:
             for pid, partition in self._partitions.items():
                 if partition.rolling:
                     self._close_segment(pid, partition)
-            if self._lsn > self._checkpointed or self._dirty:
+            if self._lsn > self._recorded or self._dirty:
+                # Also one that is made and not recorded: the catalog may have had no room for it.
                 yield self._checkpoint()
 
     def _stretch_bytes(self) -> int:
@@ -393,6 +395,7 @@ class SegmentWriter:
 
     def recorded(self, lsn: int) -> None:
         """Segments closed by the checkpoint at `lsn` will not be written again: seal them."""
+        self._recorded = max(self._recorded, lsn)
         ready = [(pid, base) for at, pid, base in self._unrecorded if at <= lsn]
         self._unrecorded = [entry for entry in self._unrecorded if entry[0] > lsn]
         self._to_seal.extend(ready)

@@ -222,6 +222,17 @@ class FakeDisk(Disk):
         """
         self._faults.append(_Fault(kind, pattern, number, code))
 
+    def mend(self) -> None:
+        """Forget the failures that have not come yet."""
+        with self._lock:
+            self._faults.clear()
+            self._seen.clear()
+
+    def used(self) -> int:
+        """Bytes of all files."""
+        with self._lock:
+            return _total(self._root)
+
     def stall_syncs(self, pattern: str = "*") -> Stall:
         """Let syncs of files so named hang until released."""
         stall = Stall(pattern)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ DISK = RealDisk()
 SIZE = 1 * limits.MIB
 
 
-def frame(lsn: int, size: int, *, group: int | None = None, epoch: int = 1) -> list[object]:
+def frame(lsn: int, size: int, *, group: int | None = None, epoch: int = 1) -> list[Any]:
     return fr.frame_parts(
         fr.Body(Batch.of([bytes([lsn // 64 % 251]) * size]), None),
         lsn, lsn if group is None else group, epoch, 0, np.array([1], np.uint32),
@@ -34,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 def put(journal: Journal, lsn: int, size: int, *, epoch: int = 1, group: int | None = None) -> int:
     """Write one frame, with a pad before it if it must wrap; returns the lsn behind it."""
     parts = frame(lsn, size, epoch=epoch, group=group)
-    length = sum(len(part) for part in parts)  # type: ignore[arg-type]
+    length = sum([len(part) for part in parts])
     room = journal.room_at(lsn)
     if length > room:
         pad = fr.pad_frame(lsn, lsn, epoch, room)
@@ -65,7 +67,7 @@ def test_frames_follow_each_other_around_the_ring(path: Path) -> None:
     found = list(journal.frames(begin))
     assert found[0][0].lsn == begin
     assert any(f.flags & fr.PAD for f, _ in found)
-    for (one, _), (two, _) in zip(found, found[1:], strict=False):
+    for (one, _), (two, _) in itertools.pairwise(found):
         assert one.lsn + one.length == two.lsn
     assert found[-1][0].lsn + found[-1][0].length == lsn
 

@@ -29,6 +29,7 @@ from penstock.errors import (
     LogClosed,
     PenstockError,
     StorageFailed,
+    TooMany,
     UnknownStream,
 )
 from penstock.log import frame as fr
@@ -84,6 +85,11 @@ def split_runs(pids: Pids) -> tuple[Pids, Pids, NDArray[np.uint16] | None]:
         place = np.zeros(top + 1, np.uint16)
         place[runs] = np.arange(len(runs), dtype=np.uint16)
         slots = place[pids]
+    if len(runs) > limits.BATCH_PARTITIONS_MAX:
+        raise TooMany(
+            f"a batch for {len(runs)} partitions: at most {limits.BATCH_PARTITIONS_MAX} fit into "
+            "one frame; append it in parts"
+        )
     return runs.astype(np.uint32), counts.astype(np.uint32), slots if len(runs) > 1 else None
 
 

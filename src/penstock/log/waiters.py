@@ -24,8 +24,10 @@ class Waiters:
         with self._lock:
             if self._count >= limits.WAITERS_MAX:
                 raise TooMany(f"{self._count} readers wait already, at most {limits.WAITERS_MAX}")
-            self._by_pid.setdefault(pid, set()).add(callback)
-            self._count += 1
+            waiting = self._by_pid.setdefault(pid, set())
+            if callback not in waiting:
+                waiting.add(callback)
+                self._count += 1
 
     def remove(self, pid: int, callback: Callable[[], None]) -> None:
         with self._lock:

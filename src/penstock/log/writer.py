@@ -204,6 +204,8 @@ class SegmentWriter:
         self._rolled: list[tuple[int, int]] = []
         self._unrecorded: list[tuple[int, int, int]] = []
         self._to_seal: list[tuple[int, int]] = []
+        self._unlooked: dict[int, int] = {}
+        """Partitions to search for segments below the one that grew when they were added."""
         self._busy_partitions = 1
 
     def close(self) -> None:
@@ -217,6 +219,8 @@ class SegmentWriter:
     def add(self, message: AddPartition) -> None:
         if message.pid not in self._partitions:
             self._partitions[message.pid] = _Partition(self._data, message)
+            if message.segment:
+                self._unlooked[message.pid] = message.segment
 
     def change(self, message: ChangePartition) -> None:
         if (partition := self._partitions.get(message.pid)) is not None:
@@ -402,10 +406,12 @@ class SegmentWriter:
 
     def find_unsealed(self) -> None:
         """Queue the segments an earlier writer closed and did not come to seal."""
-        for pid, partition in list(self._partitions.items()):
-            names = self._disk.list(partition.directory)
-            for parsed in map(parse_name, names):
-                if parsed and parsed[1] == GROWING and parsed[0] < partition.base:
+        while self._unlooked:
+            pid, base = self._unlooked.popitem()
+            if (partition := self._partitions.get(pid)) is None:
+                continue
+            for parsed in map(parse_name, self._disk.list(partition.directory)):
+                if parsed and parsed[1] == GROWING and parsed[0] < base:
                     self._to_seal.append((pid, parsed[0]))
 
     def seal_one(self) -> Sealed | None:

@@ -94,6 +94,9 @@ class _Driver:
                 force, self._force = self._force, False
             for order in orders:
                 self._obey(order)
+            if orders:
+                with self._changed:
+                    self._changed.notify_all()
             if committed:
                 self._advance(committed, force)
 
@@ -155,8 +158,8 @@ class _Driver:
     def _seal(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _SEAL_NICENESS)
         assert self._writer is not None
-        self._writer.find_unsealed()
         while True:
+            self._writer.find_unsealed()
             try:
                 sealed = self._writer.seal_one()
             except (OSError, PenstockError) as error:

@@ -18,13 +18,24 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.testing import Crashed, FakeDisk, Ledger, Loss, check_log
-from tests.crash.workload import _quiet_crashes, _small_limits, go_on, opened, run
+from tests.crash.workload import (
+    RING,
+    Client,
+    _quiet_crashes,
+    _small_limits,
+    go_on,
+    opened,
+    run,
+)
 
 __all__ = ["_quiet_crashes", "_small_limits"]
 
 SEEDS = max(1, int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "20")) // 20)
 """Mixtures tried at each crash point."""
 
+
+FRAME_AROUND = 104
+"""Bytes of a frame beside the value, with one record in one partition: head and offsets."""
 
 SURVIVED: set[tuple[str, str, bool]] = set()
 
@@ -145,3 +156,24 @@ def recover_and_go_on(disk: FakeDisk, ledger: Ledger) -> None:
     with opened(disk) as log:
         check_log(log, ledger)
     go_on(disk, ledger, "two")
+
+
+def test_a_group_may_reach_the_very_end_of_the_ring_and_go_on_at_its_beginning() -> None:
+    disk, ledger = FakeDisk(), Ledger()
+    client = Client(ledger, "odd")
+    with opened(disk) as log:
+        client.create(log, "a", 1)
+        while (room := RING - log.committed_lsn % RING) > 1_500:
+            client.append(log, "a", 0, count=1, size=900)
+        with log._committer._changed:
+            waits = [
+                client.hand_over(log, "a", 0, count=1, size=room - FRAME_AROUND, plain=True),
+                client.hand_over(log, "a", 0, count=1, size=100),
+            ]
+        for wait in waits:
+            wait()
+        assert log.committed_lsn % RING < 1_000
+        check_log(log, ledger)
+    for loss in (Loss.killed(), Loss.unsynced()):
+        with opened(disk.after_crash(loss)) as log:
+            check_log(log, copy.deepcopy(ledger))

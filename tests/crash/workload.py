@@ -95,13 +95,13 @@ class Client:
 
     def hand_over(
         self, log: EmbeddedLog, stream: str, partitions: int | list[int], count: int = 3,
-        size: int = 40, producer: str | None = None,
+        size: int = 40, producer: str | None = None, plain: bool = False,
     ) -> Callable[[], None]:  # fmt: skip
         """Hand a batch over; call the result to wait for it."""
         if isinstance(partitions, list):
             count = len(partitions)
         values = [self._value(size) for _ in range(count)]
-        fancy = self._number % 2 == 0
+        fancy = self._number % 2 == 0 and not plain
         keys = [None if row % 3 == 2 else b"key %d" % row for row in range(count)]
         times = [1_600_000_000_000_000 + 10 * self._number + row for row in range(count)]
         headers = [[("h", b"%d" % row)] * (row % 3) for row in range(count)]

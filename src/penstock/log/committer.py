@@ -454,6 +454,7 @@ class Committer:
             extent.parts.append(fr.pad_frame(lsn, group_lsn, self._epoch, room))
             extent.length += fr.FIXED
             lsn += room
+        if lsn > extent.lsn and lsn % self.journal.size == 0:  # on at the ring's beginning
             extent = _Extent(lsn, [], 0)
             extents.append(extent)
         bases = ends.assigned[pending.where].copy()

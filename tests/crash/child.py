@@ -12,6 +12,8 @@ import os
 import random
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -126,7 +128,8 @@ def run(log: EmbeddedLog, work: Any, *arguments: Any) -> None:
     except LogClosed:
         pass
     except BaseException as error:  # noqa: BLE001
-        say(wrong=repr(error))
+        say(wrong="".join(traceback.format_exception(error)))
+        time.sleep(0.2)  # for other threads to say what happened to them
         os._exit(3)
 
 

@@ -20,7 +20,8 @@ from typing import Any, Literal
 import pytest
 
 from penstock.errors import DataDirectoryInUse
-from penstock.log import open_log
+from penstock.limits import KIB
+from penstock.log import Batch, StreamSettings, open_log
 from penstock.testing import Attempt, Ledger, check_log
 from tests.crash import child
 
@@ -209,3 +210,21 @@ def test_a_data_directory_in_use_is_not_taken_from_its_owner(tmp_path: Path) -> 
             open_log(tmp_path / "data", child.SETTINGS)
     finally:
         running.kill()
+
+
+def test_streams_can_be_deleted_while_the_writer_writes_them(tmp_path: Path) -> None:
+    settings = child.SETTINGS
+    batch = Batch.of([child.value("x", number) for number in range(300)])
+    with open_log(tmp_path / "data", settings) as log:
+        log.create_stream("kept")
+        for number in range(40):
+            name = f"short-{number % 3}"
+            log.create_stream(name, 4, StreamSettings(segment_bytes=64 * KIB))
+            for row in range(8):
+                log.append(name, batch, row % 4)
+                log.append("kept", batch, 0)
+            log.delete_stream(name)
+        assert log.failed is None
+        log.checkpoint()
+        assert log.streams() == ["kept"]
+        assert log.bounds("kept", 0) == (0, 40 * 8 * 300)

@@ -77,7 +77,6 @@ from penstock.log.writer import (
     Checkpoint,
     DiskHasRoom,
     DiskIsFull,
-    DropPartitions,
     FromWriter,
     Recorded,
     Roll,
@@ -369,7 +368,7 @@ class EmbeddedLog(Log):
             self._groups.forget_stream(found.id, set(pids))
             with self._ends.lock:
                 self._producers.forget(set(pids))
-            self._link.send(DropPartitions(pids))
+            self._link.drop(pids)
             self._waiters.wake([np.array(pids, np.uint32)])
             self._disk.remove_tree(self.data / "streams" / stream)
 

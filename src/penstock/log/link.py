@@ -29,6 +29,7 @@ from penstock.log.writer import (
     DiskIsFull,
     DropPartitions,
     FromWriter,
+    LetGo,
     Recorded,
     Roll,
     SegmentWriter,
@@ -50,6 +51,10 @@ class WriterLink(ABC):
 
     @abstractmethod
     def send(self, message: ToWriter) -> None: ...
+
+    @abstractmethod
+    def drop(self, pids: list[int]) -> None:
+        """Return when the writer no longer touches these partitions, which the log forgot."""
 
     @abstractmethod
     def advance(self, committed: int, *, force: bool = False) -> None:
@@ -91,12 +96,14 @@ class InlineWriter(WriterLink):
                 self._writer.add(message)
             elif isinstance(message, ChangePartition):
                 self._writer.change(message)
-            elif isinstance(message, DropPartitions):
-                self._writer.drop(message.pids)
             elif isinstance(message, Roll):
                 self._writer.roll(message.pid)
             elif isinstance(message, Recorded):
                 self._writer.recorded(message.lsn)
+
+    def drop(self, pids: list[int]) -> None:
+        with self._lock:
+            self._writer.drop(pids)
 
     def advance(self, committed: int, *, force: bool = False) -> None:
         with self._lock:
@@ -138,6 +145,8 @@ class ProcessWriter(WriterLink):
         self._handle = handle
         self._lock_fd = lock_fd
         self._outbox: queue.SimpleQueue[ToWriter | None] = queue.SimpleQueue()
+        self._outbox_lock = threading.Lock()
+        self._dropping: dict[int, threading.Event] = {}
         self._advance_lock = threading.Lock()
         self._committed = 0
         self._force = False
@@ -153,7 +162,19 @@ class ProcessWriter(WriterLink):
         return None if process is None else process.pid
 
     def send(self, message: ToWriter) -> None:
-        self._outbox.put(message)
+        with self._outbox_lock:
+            self._outbox.put(message)
+
+    def drop(self, pids: list[int]) -> None:
+        gone = threading.Event()
+        with self._outbox_lock:
+            self._dropping[pids[0]] = gone
+            self._outbox.put(DropPartitions(pids))
+        deadline = time.monotonic() + limits.CLOSE_S_MAX
+        while not gone.wait(0.05):
+            if self._closing.is_set() or time.monotonic() > deadline:
+                break
+        self._dropping.pop(pids[0], None)
 
     def advance(self, committed: int, *, force: bool = False) -> None:
         with self._advance_lock:
@@ -191,14 +212,17 @@ class ProcessWriter(WriterLink):
             self._process = subprocess.Popen(
                 command, pass_fds=kept, stdin=subprocess.DEVNULL, env=environment
             )
-        self._outbox = queue.SimpleQueue()
-        sender = threading.Thread(target=self._send_all, args=(ours, self._outbox), daemon=True)
         with ours:
-            begin, partitions, committed = self._snapshot()
+            with self._outbox_lock:  # whatever is sent from now on comes after what it changes
+                self._outbox = queue.SimpleQueue()
+                begin, partitions, committed = self._snapshot()
+                self._outbox.put(begin)
+                for partition in partitions:
+                    self._outbox.put(partition)
+                for gone in list(self._dropping.values()):
+                    gone.set()  # this writer never hears of them
+            sender = threading.Thread(target=self._send_all, args=(ours, self._outbox), daemon=True)
             sender.start()
-            self._outbox.put(begin)
-            for partition in partitions:
-                self._outbox.put(partition)
             with self._advance_lock:
                 self._advance_queued = False
             self.advance(committed)
@@ -206,6 +230,10 @@ class ProcessWriter(WriterLink):
                 self._outbox.put(Stop())
             try:
                 for message in receive_messages(ours, FromWriter):
+                    if isinstance(message, LetGo):
+                        if (dropping := self._dropping.get(message.pids[0])) is not None:
+                            dropping.set()
+                        continue
                     if isinstance(message, Broken):
                         self._closing.set()  # the log stops: a new writer would find the same
                     self._handle(message)

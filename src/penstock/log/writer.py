@@ -138,13 +138,19 @@ class DiskHasRoom(msgspec.Struct, tag=True):
     """It was full, and is no more."""
 
 
+class LetGo(msgspec.Struct, tag=True):
+    """These partitions will not be touched any more: their files can be removed."""
+
+    pids: list[int]
+
+
 class Broken(msgspec.Struct, tag=True):
     """A sync failed or confirmed data does not check: the log must stop."""
 
     message: str
 
 
-FromWriter = Checkpoint | Sealed | DiskIsFull | DiskHasRoom | Broken
+FromWriter = Checkpoint | Sealed | DiskIsFull | DiskHasRoom | LetGo | Broken
 
 
 def partition_directory(data: Path, stream: str, number: int) -> Path:

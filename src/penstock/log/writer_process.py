@@ -33,6 +33,7 @@ from penstock.log.writer import (
     DiskIsFull,
     DropPartitions,
     FromWriter,
+    LetGo,
     Recorded,
     Roll,
     SegmentWriter,
@@ -125,6 +126,7 @@ class _Driver:
             writer.change(order)
         elif isinstance(order, DropPartitions):
             writer.drop(order.pids)
+            self._tell(LetGo(order.pids))
         elif isinstance(order, Roll):
             writer.roll(order.pid)
         elif isinstance(order, Recorded):
@@ -150,6 +152,9 @@ class _Driver:
                     if self._stopping:
                         return
                     self._changed.wait(_FULL_RETRY_S)
+                    orders, self._orders = self._orders, []
+                for order in orders:  # deleting a stream may be what makes room
+                    self._obey(order)
             except PenstockError as error:
                 self._broken(str(error))
         if full:

@@ -169,7 +169,7 @@ def ring_log(data: Path) -> EmbeddedLog:
     return open_log(data, settings, writer="inline")
 
 
-@pytest.mark.parametrize("size", [100, 5_000, 60_000])
+@pytest.mark.parametrize("size", [400, 5_000, 60_000])
 def test_a_log_goes_around_its_ring_and_keeps_everything(tmp_path: Path, size: int) -> None:
     count = 3 * SIZE // size // 10
     with ring_log(tmp_path) as log:

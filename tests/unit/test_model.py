@@ -435,7 +435,7 @@ class LogAndModel(RuleBasedStateMachine):
 examples = int(os.environ.get("PENSTOCK_MODEL_EXAMPLES", "0"))
 
 LogAndModel.TestCase.settings = settings(
-    max_examples=examples or 60,
+    max_examples=examples or 90,
     stateful_step_count=60 if examples else 40,
     derandomize=not examples,
     database=None,

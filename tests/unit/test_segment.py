@@ -231,8 +231,10 @@ def reads_alike_or_fails(path: Path, expected: list[dict[str, Any]], size: int |
     """Reading in steps gives what was written, or an error; never anything else."""
     try:
         with opened(path, size) as file:
-            for start in range(len(expected)):
-                assert rows(read(file, start, 1, 10**6)) == expected[start : start + 1]
+            for start in (3, 0):
+                found = rows(read(file, start, 10, 10**6))
+                assert found
+                assert found == expected[start : start + len(found)]
     except (SegmentDamaged, SegmentMissing):
         return
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import BadBatch
 from penstock.log import Batch, Log
-from tests.contract.log.base import Base, Clock, OpenLog, Where
+from tests.contract.log.base import Base, Clock, Where
 from tests.records import indexes, read_all, rows, times, values
 
 # (key, murmur2 as a signed number), from the tests of Kafka's Java client
@@ -138,16 +138,14 @@ class Appending(Base):
         assert times(log.read(name, 0, 0)) == given
 
     def test_timestamps_left_out_are_set_on_arrival(
-        self, open_log: OpenLog, name: str, where: Where
+        self, clocked: Log, clock: Clock, name: str, where: Where
     ) -> None:
-        clock = Clock()
-        with open_log(name, clock=clock) as log:
-            log.create_stream(name, settings=where.settings)
-            log.append(name, Batch.of([b"v"]))
-            first = clock.now
-            clock.pass_seconds(5)
-            where.fill(log, name, [Batch.of([b"w"] * 2), Batch.of([b"x"])])
-            assert times(log.read(name, 0, 0)) == [first] + [clock.now] * 3
+        clocked.create_stream(name, settings=where.settings)
+        clocked.append(name, Batch.of([b"v"]))
+        first = clock.now
+        clock.pass_seconds(5)
+        where.fill(clocked, name, [Batch.of([b"w"] * 2), Batch.of([b"x"])])
+        assert times(clocked.read(name, 0, 0)) == [first] + [clock.now] * 3
 
     def test_a_batch_without_records_is_refused(self, log: Log, stream: str) -> None:
         with pytest.raises(BadBatch):

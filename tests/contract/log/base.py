@@ -77,6 +77,17 @@ class Base:
         """One log for all tests that need no log of their own: they use fresh names."""
         return open_log("shared")
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def clock(cls) -> Clock:
+        return Clock()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def clocked(cls, open_log: OpenLog, clock: Clock) -> Log:
+        """One log for all tests in which time passes; a group is stale after a minute."""
+        return open_log("clocked", clock=clock, group_stale_seconds=60.0)
+
     @pytest.fixture
     def name(self) -> str:
         """A name that no other test uses."""

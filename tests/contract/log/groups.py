@@ -146,32 +146,28 @@ class GroupsOfReaders(Base):
     # -- lag -------------------------------------------------------------------------------------
 
     def test_lag_is_told_in_records_and_seconds(
-        self, open_log: OpenLog, name: str, where: Where
+        self, clocked: Log, clock: Clock, name: str, where: Where
     ) -> None:
-        clock = Clock()
-        with open_log(name, clock=clock) as log:
-            log.create_stream(name, settings=where.settings)
-            for _ in range(10):
-                where.fill(log, name, [Batch.of([padded(0)])])
-                clock.pass_seconds(1)
-            log.save_positions("g", name, {0: 4})
-            (lag,) = log.lags("g", name)
-            assert (lag.group, lag.stream, lag.partition) == ("g", name, 0)
-            assert (lag.position, lag.end, lag.records, lag.seconds) == (4, 10, 6, 6.0)
-            log.save_positions("g", name, {0: 10})
-            (lag,) = log.lags("g", name)
-            assert (lag.records, lag.seconds) == (0, 0.0)
+        clocked.create_stream(name, settings=where.settings)
+        for _ in range(10):
+            where.fill(clocked, name, [Batch.of([padded(0)])])
+            clock.pass_seconds(1)
+        clocked.save_positions("g", name, {0: 4})
+        (lag,) = clocked.lags("g", name)
+        assert (lag.group, lag.stream, lag.partition) == ("g", name, 0)
+        assert (lag.position, lag.end, lag.records, lag.seconds) == (4, 10, 6, 6.0)
+        clocked.save_positions("g", name, {0: 10})
+        (lag,) = clocked.lags("g", name)
+        assert (lag.records, lag.seconds) == (0, 0.0)
 
     def test_records_from_the_future_have_no_negative_lag(
-        self, open_log: OpenLog, name: str
+        self, clocked: Log, clock: Clock, name: str
     ) -> None:
-        clock = Clock()
-        with open_log(name, clock=clock) as log:
-            log.create_stream(name)
-            log.append(name, Batch.of([b"v"], timestamps=[clock.now + 10_000_000]))
-            log.register_group("g", name)
-            (lag,) = log.lags("g")
-            assert (lag.records, lag.seconds) == (1, 0.0)
+        clocked.create_stream(name)
+        clocked.append(name, Batch.of([b"v"], timestamps=[clock.now + 10_000_000]))
+        clocked.register_group("g", name)
+        (lag,) = clocked.lags("g", name)
+        assert (lag.records, lag.seconds) == (1, 0.0)
 
     def test_lag_counts_only_records_that_are_left(self, log: Log, name: str) -> None:
         log.create_stream(name, settings=SMALL)
@@ -236,16 +232,14 @@ class GroupsOfReaders(Base):
             assert log.lags() == []
 
     def test_a_stale_group_is_reported_until_it_saves_again(
-        self, open_log: OpenLog, name: str
+        self, clocked: Log, clock: Clock, name: str
     ) -> None:
-        clock = Clock()
-        with open_log(name, clock=clock, group_stale_seconds=60.0) as log:
-            log.create_stream(name)
-            log.register_group("g", name)
-            log.save_positions("only reads", name, {0: 0})
-            clock.pass_seconds(60)
-            assert not any(lag.stale for lag in log.lags())
-            clock.pass_seconds(1)
-            assert {lag.group for lag in log.lags() if lag.stale} == {"g"}
-            log.save_positions("g", name, {0: 0})
-            assert not any(lag.stale for lag in log.lags())
+        clocked.create_stream(name)
+        clocked.register_group("g", name)
+        clocked.save_positions("only reads", name, {0: 0})
+        clock.pass_seconds(60)
+        assert not any(lag.stale for lag in clocked.lags(stream=name))
+        clock.pass_seconds(1)
+        assert {lag.group for lag in clocked.lags(stream=name) if lag.stale} == {"g"}
+        clocked.save_positions("g", name, {0: 0})
+        assert not any(lag.stale for lag in clocked.lags(stream=name))

@@ -6,7 +6,7 @@ import pytest
 
 from penstock import limits
 from penstock.log import Batch, Log, StreamSettings
-from tests.contract.log.base import SMALL, Base, Clock, OpenLog
+from tests.contract.log.base import SMALL, Base, Clock
 from tests.records import eventually, numbered, padded, read_all
 
 
@@ -96,31 +96,34 @@ class KeepingHouse(Base):
         assert kept.earliest > 0
         assert 40_000 <= kept.bytes <= 100_000
 
-    def test_retention_by_age_keeps_what_is_young(self, open_log: OpenLog, name: str) -> None:
-        clock = Clock()
-        with open_log(name, clock=clock) as log:
-            log.create_stream(name, settings=small(retention_seconds=60.0))
-            fill(log, name, 50)
-            clock.pass_seconds(61)
-            for start in range(50, 100, 10):
-                log.append(name, numbered(10, start))
-                log.checkpoint()
-            retained(log)
-            earliest, _ = log.bounds(name, 0)
-            assert 30 <= earliest <= 50
-            assert read_all(log, name) == [padded(number) for number in range(earliest, 100)]
+    def test_retention_by_age_keeps_what_is_young(
+        self, clocked: Log, clock: Clock, name: str
+    ) -> None:
+        clocked.create_stream(name, settings=small(retention_seconds=60.0))
+        fill(clocked, name, 50)
+        clock.pass_seconds(61)
+        for start in range(50, 100, 10):
+            clocked.append(name, numbered(10, start))
+            clocked.checkpoint()
+        retained(clocked)
+        earliest, _ = clocked.bounds(name, 0)
+        assert 30 <= earliest <= 50
+        assert read_all(clocked, name) == [padded(number) for number in range(earliest, 100)]
 
     def test_everything_old_goes_even_if_nothing_new_comes(
-        self, open_log: OpenLog, name: str
+        self, clocked: Log, clock: Clock, name: str
     ) -> None:
-        clock = Clock()
-        with open_log(name, clock=clock) as log:
-            log.create_stream(name, settings=small(retention_seconds=60.0))
-            fill(log, name, 20)
-            clock.pass_seconds(61)
-            eventually(lambda: log.apply_retention() and log.bounds(name, 0) == (20, 20))
-            assert log.append(name, Batch.of([b"next"])).first_index == 20
-            assert read_all(log, name) == [b"next"]
+        clocked.create_stream(name, settings=small(retention_seconds=60.0))
+        fill(clocked, name, 20)
+        clock.pass_seconds(61)
+
+        def all_gone() -> bool:
+            clocked.apply_retention()
+            return clocked.bounds(name, 0) == (20, 20)
+
+        eventually(all_gone)
+        assert clocked.append(name, Batch.of([b"next"])).first_index == 20
+        assert read_all(clocked, name) == [b"next"]
 
     def test_what_all_registered_groups_have_read_can_go(self, log: Log, name: str) -> None:
         log.create_stream(name, settings=small(retention_read=True))
@@ -147,23 +150,21 @@ class KeepingHouse(Base):
         ids=["records", "bytes", "age"],
     )
     def test_a_registered_group_holds_retention_back(
-        self, open_log: OpenLog, name: str, settings: StreamSettings
+        self, clocked: Log, clock: Clock, name: str, settings: StreamSettings
     ) -> None:
-        clock = Clock()
-        with open_log(name, clock=clock) as log:
-            log.create_stream(name, settings=settings)
-            log.register_group("g", name)
-            fill(log, name)
-            log.save_positions("g", name, {0: 35})
-            clock.pass_seconds(3600)
-            outcome = {each.stream: each for each in log.apply_retention()}
-            assert outcome[name].held_by == "g"
-            assert outcome[name].earliest == outcome[name].records
-            retained(log)
-            assert 10 <= log.bounds(name, 0)[0] <= 35
-            log.drop_group("g", name)
-            retained(log)
-            assert log.bounds(name, 0)[0] >= 80
+        clocked.create_stream(name, settings=settings)
+        clocked.register_group("g", name)
+        fill(clocked, name)
+        clocked.save_positions("g", name, {0: 35})
+        clock.pass_seconds(3600)
+        outcome = {each.stream: each for each in clocked.apply_retention()}
+        assert outcome[name].held_by == "g"
+        assert outcome[name].earliest == outcome[name].records
+        retained(clocked)
+        assert 10 <= clocked.bounds(name, 0)[0] <= 35
+        clocked.drop_group("g", name)
+        retained(clocked)
+        assert clocked.bounds(name, 0)[0] >= 80
 
     def test_retention_tells_what_it_dropped(self, log: Log, name: str) -> None:
         log.create_stream(name, settings=small(retention_records=30))

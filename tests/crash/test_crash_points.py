@@ -28,6 +28,8 @@ from tests.crash.workload import (
     run,
 )
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_600)]
+
 __all__ = ["_quiet_crashes", "_small_limits"]
 
 SEEDS = max(1, int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "20")) // 20)

@@ -21,6 +21,7 @@ from penstock.errors import (
 from penstock.log import Batch, EmbeddedLog
 from penstock.log import frame as fr
 from penstock.log.journal import SUPERBLOCK
+from penstock.log.writer import Roll
 from penstock.testing import FakeDisk, Ledger, Loss, check_log
 from penstock.testing.fake_disk import Kind
 from tests.crash.workload import (
@@ -249,6 +250,24 @@ def test_appends_resume_when_only_the_catalog_had_no_room() -> None:
         check_log(log, ledger)
 
 
+def test_what_a_full_disk_left_behind_a_segment_is_cut_when_the_segment_is_closed() -> None:
+    disk, ledger = FakeDisk(), Ledger()
+    client = Client(ledger, "one")
+    with opened(disk) as log:
+        client.create(log, "a", 1)
+        client.append(log, "a", 0)
+        log.checkpoint()
+        client.append(log, "a", 0, count=2, size=900)
+        disk.fail("write", "*.arrows", code=errno.ENOSPC)  # half of it is written
+        with pytest.raises(DiskFull):
+            log.checkpoint()
+        log._link.send(Roll(log.locate("a", 0)))
+        log.checkpoint()
+        check_log(log, ledger)
+    with opened(disk.after_crash(Loss.unsynced())) as log:
+        check_log(log, ledger)
+
+
 def test_a_checkpoint_succeeds_once_the_catalog_has_room_again() -> None:
     disk, ledger = FakeDisk(), Ledger()
     client = Client(ledger, "one")
@@ -262,6 +281,7 @@ def test_a_checkpoint_succeeds_once_the_catalog_has_room_again() -> None:
         check_log(log, ledger)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spare", [0, 100, 1_000, 3_000, 5_000, 9_000])
 def test_a_disk_of_limited_size_loses_nothing_confirmed(spare: int) -> None:
     disk, ledger = FakeDisk(), Ledger()
@@ -427,6 +447,7 @@ def read_one(log: EmbeddedLog, index: int) -> list[tuple[int, bytes]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_a_segment_gives_the_right_records_or_an_error() -> None:
     disk, ledger = FakeDisk(), Ledger()
     with opened(disk) as log:

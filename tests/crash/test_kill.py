@@ -25,7 +25,7 @@ from penstock.log import Batch, StreamSettings, open_log
 from penstock.testing import Attempt, Ledger, check_log
 from tests.crash import child
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(3_600)]
 
 ROUNDS = int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "20"))
 SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", str(time.time_ns() % 1_000_000)))

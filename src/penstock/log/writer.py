@@ -342,6 +342,11 @@ class SegmentWriter:
 
     def _close_segment(self, pid: int, partition: _Partition) -> None:
         """No more records for this segment; the next begins with the next record."""
+        path = partition.path()
+        file = self._open(path)
+        if file.size() > partition.size:  # a write that failed left something behind
+            file.truncate(partition.size)
+            self._unsynced[path] = None
         self._rolled.append((pid, partition.base))
         partition.base = partition.end
         partition.size = 0

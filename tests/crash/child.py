@@ -119,7 +119,7 @@ def rows(
 def obey(log: EmbeddedLog) -> None:
     """Until standard input ends: each line asks for the writer's process id and the restarts."""
     for _ in sys.stdin:
-        say(writer=log.writer_pid, restarts=log._link.restarts)
+        say(writer=log.writer_pid, restarts=log._checkpoints.link.restarts)
 
 
 def run(log: EmbeddedLog, work: Any, *arguments: Any) -> None:

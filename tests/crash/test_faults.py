@@ -261,7 +261,7 @@ def test_what_a_full_disk_left_behind_a_segment_is_cut_when_the_segment_is_close
         disk.fail("write", "*.arrows", code=errno.ENOSPC)  # half of it is written
         with pytest.raises(DiskFull):
             log.checkpoint()
-        log._link.send(Roll(log.locate("a", 0)))
+        log._checkpoints.link.send(Roll(log.locate("a", 0)))
         log.checkpoint()
         check_log(log, ledger)
     with opened(disk.after_crash(Loss.unsynced())) as log:

@@ -2,7 +2,8 @@
 
 from penstock.testing.checkers import Attempt, CheckFailed, Ledger, Record, Report, check_log
 from penstock.testing.fake_clock import FakeClock
-from penstock.testing.fake_disk import Crashed, FakeDisk, Loss, Stall
+from penstock.testing.fake_disk import Crashed, FakeDisk, Stall
+from penstock.testing.fake_files import Loss
 
 __all__ = [
     "Attempt",

@@ -20,18 +20,27 @@ from __future__ import annotations
 import errno
 import fnmatch
 import hashlib
-import random
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from penstock.errors import DataDirectoryInUse
 from penstock.log.disk import Buffer, Disk, File, Lock
-
-SECTOR: Final = 512
-"""A disk writes a sector whole or not at all, and sectors in any order."""
+from penstock.testing.fake_files import (
+    Directory,
+    Loss,
+    Naming,
+    Node,
+    PowerCut,
+    Truncate,
+    Write,
+    copied,
+    digest,
+    flipped,
+    total,
+)
 
 Kind = Literal[
     "create", "write", "truncate", "sync", "rename", "remove", "make_directory",
@@ -40,7 +49,6 @@ Kind = Literal[
 """Operations that are counted: all that change the disk, or promise that it was changed."""
 
 Full = Literal["no", "growth", "all"]
-Fate = Literal["kept", "lost", "mixed"]
 
 
 class Crashed(BaseException):
@@ -48,44 +56,6 @@ class Crashed(BaseException):
 
     Not an `Exception`: nothing that handles errors may go on after it.
     """
-
-
-class Loss(NamedTuple):
-    """What becomes of the things that were not synced when the power went."""
-
-    writes: Fate = "kept"
-    names: Fate = "kept"
-    seed: int = 0
-    """Decides in `mixed`: which writes, sectors and names are kept."""
-    torn_at: int | None = None
-    """The very last write keeps only so many of its first bytes."""
-    power: bool = True
-    """False: only the process died. Nothing is lost, and nothing more is synced than before."""
-
-    @classmethod
-    def killed(cls) -> Loss:
-        """`kill -9`: the process is gone, the machine runs on."""
-        return cls(power=False)
-
-    @classmethod
-    def nothing(cls) -> Loss:
-        """A power cut right after all had reached the disk by itself."""
-        return cls()
-
-    @classmethod
-    def unsynced(cls, names: Fate = "lost") -> Loss:
-        """A power cut that takes all that was not synced."""
-        return cls("lost", names)
-
-    @classmethod
-    def mixed(cls, seed: int) -> Loss:
-        """A power cut that takes this and that: the disk writes in an order of its own."""
-        return cls("mixed", "mixed", seed)
-
-    @classmethod
-    def torn(cls, at: int, names: Fate = "kept") -> Loss:
-        """A power cut in the middle of the last write."""
-        return cls("kept", names, torn_at=at)
 
 
 class Stall:
@@ -102,77 +72,6 @@ class Stall:
     def wait(self) -> None:
         self.entered.set()
         self._released.wait()
-
-
-class _Write(NamedTuple):
-    offset: int
-    data: bytes
-
-
-class _Truncate(NamedTuple):
-    size: int
-
-
-_Change = _Write | _Truncate
-
-
-class _Node:
-    """A file's content: as a process reads it, as it is on disk, and the changes in between."""
-
-    def __init__(self, content: bytes = b"") -> None:
-        self.content = bytearray(content)
-        self.synced = bytearray(content)
-        self.pending: list[_Change] = []
-        self.forgotten: list[_Change] = []
-        """Changes whose sync failed: a later sync does not write them, as on a real kernel."""
-
-    def change(self, change: _Change) -> None:
-        _apply(self.content, change)
-        self.pending.append(change)
-
-    def sync(self) -> None:
-        for change in self.pending:
-            _apply(self.synced, change)
-        self.pending.clear()
-
-    def forget(self) -> None:
-        self.forgotten.extend(self.pending)
-        self.pending.clear()
-
-    def unsynced(self) -> list[_Change]:
-        return [*self.forgotten, *self.pending]
-
-    def copy(self) -> _Node:
-        node = _Node()
-        node.content = bytearray(self.content)
-        node.synced = bytearray(self.synced)
-        node.pending = list(self.pending)
-        node.forgotten = list(self.forgotten)
-        return node
-
-
-class _Naming(NamedTuple):
-    """A change of names in a directory: `old` goes, `new` becomes the node. Either may be None."""
-
-    old: str | None
-    new: str | None
-    node: _Node | _Directory
-
-
-class _Directory:
-    def __init__(self) -> None:
-        self.entries: dict[str, _Node | _Directory] = {}
-        self.synced: dict[str, _Node | _Directory] = {}
-        self.pending: list[_Naming] = []
-
-    def change(self, naming: _Naming) -> None:
-        _rename(self.entries, naming)
-        self.pending.append(naming)
-
-    def sync(self) -> None:
-        for naming in self.pending:
-            _rename(self.synced, naming)
-        self.pending.clear()
 
 
 class _Fault(NamedTuple):
@@ -197,14 +96,14 @@ class FakeDisk(Disk):
         self.on_operation: Callable[[int], None] | None = None
         """Called where a crash at this operation would be."""
         self._lock = threading.RLock()
-        self._root = _Directory()
+        self._root = Directory()
         self._catalogs: dict[Path, bytes] = {}
         self._locks: set[Path] = set()
         self._crash_at: int | None = None
         self._faults: list[_Fault] = []
         self._seen: dict[_Fault, int] = {}
         self._stalls: list[Stall] = []
-        self._last_write: tuple[_Node, _Write] | None = None
+        self._last_write: tuple[Node, Write] | None = None
 
     # -- making it fail --------------------------------------------------------------------------
 
@@ -231,7 +130,7 @@ class FakeDisk(Disk):
     def used(self) -> int:
         """Bytes of all files."""
         with self._lock:
-            return _total(self._root)
+            return total(self._root)
 
     def stall_syncs(self, pattern: str = "*") -> Stall:
         """Let syncs of files so named hang until released."""
@@ -247,8 +146,8 @@ class FakeDisk(Disk):
             for content in (node.content, node.synced):
                 if at < len(content):
                     content[at] ^= mask
-            node.pending = [_flipped(change, at, mask) for change in node.pending]
-            node.forgotten = [_flipped(change, at, mask) for change in node.forgotten]
+            node.pending = [flipped(change, at, mask) for change in node.pending]
+            node.forgotten = [flipped(change, at, mask) for change in node.forgotten]
 
     def content(self, path: Path) -> bytes:
         """A file's bytes as a process would read them."""
@@ -260,7 +159,7 @@ class FakeDisk(Disk):
         found = hashlib.sha256()
         for path, catalog in sorted(self._catalogs.items()):
             found.update(f"{path} {len(catalog)} ".encode() + catalog)
-        _digest(found, "", self._root)
+        digest(found, "", self._root)
         return found.hexdigest()
 
     @property
@@ -277,9 +176,9 @@ class FakeDisk(Disk):
             after = FakeDisk()
             after._catalogs = dict(self._catalogs)
             if loss.power:
-                after._root = _PowerCut(loss, self._last_write).directory(self._root)
+                after._root = PowerCut(loss, self._last_write).directory(self._root)
             else:
-                after._root, nodes = _copied(self._root)
+                after._root, nodes = copied(self._root)
                 if self._last_write is not None:
                     node, write = self._last_write
                     if id(node) in nodes:
@@ -299,10 +198,10 @@ class FakeDisk(Disk):
                 self._begin("create", path)
                 if self.full != "no":
                     raise _no_space(path)
-                node = _Node()
-                directory.change(_Naming(None, path.name, node))
+                node = Node()
+                directory.change(Naming(None, path.name, node))
                 self._end()
-            if isinstance(node, _Directory):
+            if isinstance(node, Directory):
                 raise IsADirectoryError(errno.EISDIR, "it is a directory", str(path))
             return _FakeFile(self, path, node, writable)
 
@@ -315,7 +214,7 @@ class FakeDisk(Disk):
         with self._lock:
             self._check_running()
             found = self._find(path)
-            return [*found.entries] if isinstance(found, _Directory) else []
+            return [*found.entries] if isinstance(found, Directory) else []
 
     def file_size(self, path: Path) -> int:
         with self._lock:
@@ -329,7 +228,7 @@ class FakeDisk(Disk):
                 missing = self._find(each) is None
                 if missing:
                     self._begin("make_directory", each)
-                    self._directory(each.parent).change(_Naming(None, each.name, _Directory()))
+                    self._directory(each.parent).change(Naming(None, each.name, Directory()))
                     self._end()
                 if missing or each == path:
                     self.sync_directory(each.parent)
@@ -339,24 +238,24 @@ class FakeDisk(Disk):
             if old.parent != new.parent:
                 raise OSError(errno.EXDEV, "FakeDisk renames within a directory only", str(old))
             self._begin("rename", new)
-            self._directory(old.parent).change(_Naming(old.name, new.name, self._node(old)))
+            self._directory(old.parent).change(Naming(old.name, new.name, self._node(old)))
             self._end()
 
     def remove(self, path: Path) -> None:
         with self._lock:
             self._check_running()
             directory = self._find(path.parent)
-            if not isinstance(directory, _Directory) or path.name not in directory.entries:
+            if not isinstance(directory, Directory) or path.name not in directory.entries:
                 return
             self._begin("remove", path)
-            directory.change(_Naming(path.name, None, directory.entries[path.name]))
+            directory.change(Naming(path.name, None, directory.entries[path.name]))
             self._end()
 
     def remove_tree(self, path: Path) -> None:
         with self._lock:
             self._check_running()
             found = self._find(path)
-            if isinstance(found, _Directory):
+            if isinstance(found, Directory):
                 for name in [*found.entries]:
                     self.remove_tree(path / name)
             self.remove(path)
@@ -433,29 +332,29 @@ class FakeDisk(Disk):
             if fnmatch.fnmatch(path.name, stall.pattern):
                 stall.wait()
 
-    def _find(self, path: Path) -> _Node | _Directory | None:
-        found: _Node | _Directory | None = self._root
+    def _find(self, path: Path) -> Node | Directory | None:
+        found: Node | Directory | None = self._root
         for part in path.parts:
             if part in ("/", "."):
                 continue
-            if not isinstance(found, _Directory):
+            if not isinstance(found, Directory):
                 return None
             found = found.entries.get(part)
         return found
 
-    def _directory(self, path: Path) -> _Directory:
+    def _directory(self, path: Path) -> Directory:
         found = self._find(path)
-        if isinstance(found, _Directory):
+        if isinstance(found, Directory):
             return found
         raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
 
-    def _node(self, path: Path) -> _Node:
+    def _node(self, path: Path) -> Node:
         found = self._find(path)
-        if isinstance(found, _Node):
+        if isinstance(found, Node):
             return found
         raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
 
-    def _room(self, node: _Node, offset: int, length: int) -> int:
+    def _room(self, node: Node, offset: int, length: int) -> int:
         """How many of `length` bytes can be written."""
         if self.full == "all":
             return 0
@@ -464,32 +363,32 @@ class FakeDisk(Disk):
             return inside
         if self.capacity is None or inside == length:
             return length
-        left = max(0, self.capacity - _total(self._root))
+        left = max(0, self.capacity - total(self._root))
         gap = max(0, offset - len(node.content))
         return min(length, inside + max(0, left - gap))
 
-    def _write(self, path: Path, node: _Node, data: bytes, offset: int) -> None:
+    def _write(self, path: Path, node: Node, data: bytes, offset: int) -> None:
         try:
             self._begin("write", path)
         except OSError:
-            node.change(_Write(offset, data[: len(data) // 2]))
+            node.change(Write(offset, data[: len(data) // 2]))
             raise
         fits = self._room(node, offset, len(data))
-        write = _Write(offset, data[:fits])
+        write = Write(offset, data[:fits])
         node.change(write)
         self._last_write = node, write
         self._end()
         if fits < len(data):
             raise _no_space(path)
 
-    def _truncate(self, path: Path, node: _Node, size: int) -> None:
+    def _truncate(self, path: Path, node: Node, size: int) -> None:
         self._begin("truncate", path)
         if size > len(node.content) and self._room(node, 0, size) < size:
             raise _no_space(path)
-        node.change(_Truncate(size))
+        node.change(Truncate(size))
         self._end()
 
-    def _sync(self, path: Path, node: _Node) -> None:
+    def _sync(self, path: Path, node: Node) -> None:
         try:
             self._begin("sync", path)
         except OSError:
@@ -511,13 +410,13 @@ class FakeDisk(Disk):
 
 
 class _FakeFile(File):
-    def __init__(self, disk: FakeDisk, path: Path, node: _Node, writable: bool) -> None:
+    def __init__(self, disk: FakeDisk, path: Path, node: Node, writable: bool) -> None:
         self._disk = disk
         self._path = path
-        self._node: _Node | None = node
+        self._node: Node | None = node
         self._writable = writable
 
-    def _open(self, *, writing: bool = False) -> _Node:
+    def _open(self, *, writing: bool = False) -> Node:
         self._disk._check_running()
         if self._node is None or (writing and not self._writable):
             raise OSError(errno.EBADF, "not open for this", str(self._path))
@@ -578,130 +477,6 @@ class _FakeLock(Lock):
 
     def release(self) -> None:
         self._held.discard(self._path)
-
-
-class _PowerCut:
-    """Makes the tree of files that is found after the power comes back."""
-
-    def __init__(self, loss: Loss, last: tuple[_Node, _Write] | None) -> None:
-        self._loss = loss
-        self._last = None if last is None else last[1]
-        self._random = random.Random(loss.seed)
-        self._made: dict[int, _Node | _Directory] = {}
-
-    def directory(self, source: _Directory) -> _Directory:
-        entries = dict(source.synced)
-        for naming in source.pending:
-            if self._survives(self._loss.names):
-                _rename(entries, naming)
-        made = _Directory()
-        for name, node in entries.items():
-            made.entries[name] = made.synced[name] = self._copy(node)
-        return made
-
-    def _copy(self, source: _Node | _Directory) -> _Node | _Directory:
-        made = self._made.get(id(source))
-        if made is None:
-            if isinstance(source, _Directory):
-                made = self.directory(source)
-            else:
-                made = self._file(source)
-            self._made[id(source)] = made
-        return made
-
-    def _file(self, source: _Node) -> _Node:
-        content = bytearray(source.synced)
-        for change in source.unsynced():
-            if change is self._last and self._loss.torn_at is not None:
-                _apply(content, _Write(change.offset, change.data[: self._loss.torn_at]))
-            elif isinstance(change, _Truncate):
-                if self._survives(self._loss.writes):
-                    _apply(content, change)
-            elif self._loss.writes == "mixed" and self._random.random() < 0.5:
-                for part in _sectors(change):
-                    if self._survives("mixed"):
-                        _apply(content, part)
-            elif self._survives(self._loss.writes):
-                _apply(content, change)
-        return _Node(bytes(content))
-
-    def _survives(self, fate: Fate) -> bool:
-        if fate == "mixed":
-            return self._random.random() < 0.5
-        return fate == "kept"
-
-
-def _copied(source: _Directory) -> tuple[_Directory, dict[int, _Node]]:
-    """The whole tree with all that is not synced, and the new node for each old one."""
-    nodes: dict[int, _Node] = {}
-    directories: dict[int, _Directory] = {}
-
-    def copy(old: Any) -> Any:
-        if isinstance(old, _Node):
-            if id(old) not in nodes:
-                nodes[id(old)] = old.copy()
-            return nodes[id(old)]
-        if id(old) not in directories:
-            new = directories[id(old)] = _Directory()
-            new.entries = {name: copy(node) for name, node in old.entries.items()}
-            new.synced = {name: copy(node) for name, node in old.synced.items()}
-            new.pending = [each._replace(node=copy(each.node)) for each in old.pending]
-        return directories[id(old)]
-
-    return copy(source), nodes
-
-
-def _apply(content: bytearray, change: _Change) -> None:
-    if isinstance(change, _Truncate):
-        del content[change.size :]
-        content.extend(bytes(change.size - len(content)))
-    elif change.data:
-        if len(content) < change.offset:
-            content.extend(bytes(change.offset - len(content)))
-        content[change.offset : change.offset + len(change.data)] = change.data
-
-
-def _rename(entries: dict[str, _Node | _Directory], naming: _Naming) -> None:
-    if naming.old is not None and entries.get(naming.old) is naming.node:
-        del entries[naming.old]
-    if naming.new is not None:
-        entries[naming.new] = naming.node
-
-
-def _sectors(write: _Write) -> list[_Write]:
-    """The write cut where the disk's sectors end."""
-    parts = []
-    at = write.offset
-    end = write.offset + len(write.data)
-    while at < end:
-        stop = min(end, (at // SECTOR + 1) * SECTOR)
-        parts.append(_Write(at, write.data[at - write.offset : stop - write.offset]))
-        at = stop
-    return parts
-
-
-def _flipped(change: _Change, at: int, mask: int) -> _Change:
-    if isinstance(change, _Truncate) or not 0 <= at - change.offset < len(change.data):
-        return change
-    data = bytearray(change.data)
-    data[at - change.offset] ^= mask
-    return _Write(change.offset, bytes(data))
-
-
-def _total(directory: _Directory) -> int:
-    return sum(
-        _total(node) if isinstance(node, _Directory) else len(node.content)
-        for node in directory.entries.values()
-    )
-
-
-def _digest(found: hashlib._Hash, path: str, node: _Node | _Directory) -> None:
-    if isinstance(node, _Node):
-        found.update(f"{path} {len(node.content)} ".encode() + node.content)
-    else:
-        found.update(f"{path}/ ".encode())
-        for name in sorted(node.entries):
-            _digest(found, f"{path}/{name}", node.entries[name])
 
 
 def _no_space(path: Path) -> OSError:

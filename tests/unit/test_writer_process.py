@@ -25,7 +25,8 @@ def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
 
 def running_writer(log: EmbeddedLog) -> int:
     """Its process id, once it has shown that it works."""
-    log.checkpoint()
+    log.checkpoint()  # at once, if nothing is new
+    eventually(lambda: log.writer_pid is not None)
     pid = log.writer_pid
     assert pid is not None
     return pid

@@ -242,6 +242,10 @@ def _header_sizes(headers: HeaderColumn, count: int) -> Offsets:
     if len(headers.offsets) != count + 1:
         raise BadBatch(f"{len(headers.offsets) - 1} header lists for {count} records")
     each = np.diff(headers.offsets)
+    try:
+        headers_as_array(headers, count).flatten().field(0).validate(full=True)
+    except pa.ArrowException:
+        raise BadBatch("header names must be UTF-8 text") from None
     if headers.offsets[0] != 0 or headers.offsets[-1] != entries or (count and each.min() < 0):
         raise BadBatch("the header offsets must rise from 0 to the number of headers")
     if count and each.max() > limits.RECORD_HEADERS_MAX:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -26,18 +25,13 @@ from penstock import limits
 from penstock.errors import (
     BadBatch,
     BatchTooLarge,
-    DiskFull,
     IndexOutOfRange,
     IndexTrimmed,
-    LogBusy,
     LogClosed,
     PenstockError,
     RecordTooLarge,
     StorageError,
-    StorageFailed,
-    StreamExists,
     TooMany,
-    UnknownPartition,
     UnknownStream,
 )
 from penstock.log import frame as fr
@@ -52,35 +46,26 @@ from penstock.log.api import (
     StreamInfo,
 )
 from penstock.log.batch import Batch
-from penstock.log.catalog import Catalog, SegmentState, StreamRow
+from penstock.log.catalog import Catalog, StreamRow
+from penstock.log.checkpoints import Checkpoints
 from penstock.log.committer import Committer, Pending, Staged
 from penstock.log.disk import Disk, Lock, RealDisk
 from penstock.log.ends import Ends
 from penstock.log.groups import Groups
 from penstock.log.journal import Journal, Mark, create_journal
-from penstock.log.link import InlineWriter, ProcessWriter, WriterLink
-from penstock.log.names import check_stream_name, clash_key
+from penstock.log.keeper import Keeper
+from penstock.log.names import check_stream_name
 from penstock.log.partitioner import partitions_of
 from penstock.log.producers import Producers, sequenced
 from penstock.log.receipt import Receipt
 from penstock.log.recovery import Recovered, recover
-from penstock.log.retention import SegmentFacts, decide
-from penstock.log.segments import SegmentCache, Segments
+from penstock.log.segments import SegmentCache
 from penstock.log.settings import LogSettings, StreamSettings
+from penstock.log.streams import Partition, Stream, Streams
 from penstock.log.tail import Tail
 from penstock.log.waiters import Waiters, future_waker
 from penstock.log.writer import (
-    AddPartition,
-    Begin,
-    Broken,
     ChangePartition,
-    Checkpoint,
-    DiskHasRoom,
-    DiskIsFull,
-    FromWriter,
-    Recorded,
-    Roll,
-    Sealed,
     partition_directory,
 )
 
@@ -110,39 +95,6 @@ def open_log(
     )
 
 
-class _Partition:
-    __slots__ = ("earliest", "number", "pid", "segments", "stream")
-
-    def __init__(
-        self, pid: int, stream: _Stream, number: int, earliest: int, segments: Segments
-    ) -> None:
-        self.pid = pid
-        self.stream = stream
-        self.number = number
-        self.earliest = earliest
-        self.segments = segments
-
-    def added(self) -> AddPartition:
-        """What the segment writer must know of it."""
-        settings = self.stream.settings
-        return AddPartition(
-            self.pid, self.stream.name, self.number, self.segments.segment, self.segments.size,
-            self.segments.end, settings.segment_bytes, settings.compression,
-        )  # fmt: skip
-
-
-class _Stream:
-    __slots__ = ("created_at", "id", "name", "next_keyless", "partitions", "settings")
-
-    def __init__(self, row: StreamRow) -> None:
-        self.id = row.id
-        self.name = row.name
-        self.settings = row.settings
-        self.created_at = row.created_at
-        self.partitions: list[_Partition] = []
-        self.next_keyless = itertools.count()
-
-
 class EmbeddedLog(Log):
     """The default log. Open it with `open_log`."""
 
@@ -161,11 +113,6 @@ class EmbeddedLog(Log):
         self._clock = clock
         self._closed = False
         self._changing = threading.RLock()
-        self._checkpoints = threading.Condition()
-        self._unrecorded: dict[int, SegmentState] = {}
-        self._unrecorded_closed: dict[int, list[int]] = {}
-        self._streams: dict[str, _Stream] = {}
-        self._partitions: dict[int, _Partition] = {}
         self._waiters = Waiters()
         with contextlib.ExitStack() as undo:
             disk.make_directory(data)
@@ -179,18 +126,19 @@ class EmbeddedLog(Log):
             self._mark = Mark(disk, data / "mark")
             undo.callback(self._mark.close)
             self._ends = Ends()
-            self._segment_cache = SegmentCache(disk)
-            self._load_streams()
+            cache = SegmentCache(disk)
+            self._streams = Streams(data, cache, self._ends, self._catalog)
             self._producers = Producers(self._catalog.producers())
-            self._checkpointed = self._catalog.get_int("checkpoint")
-            self._checkpoint_epoch = self._catalog.get_int("checkpoint_epoch")
+            self._checkpoints = Checkpoints(
+                data, settings, self._catalog, self._streams, self._ends, self._producers
+            )
             self.recovered: Recovered = recover(
                 self._journal,
                 self._mark,
                 self._ends,
                 self._producers,
-                self._checkpointed,
-                self._checkpoint_epoch,
+                self._checkpoints.lsn,
+                self._checkpoints.epoch,
                 self._catalog.epoch_since(),
             )
             if self.recovered.frames:
@@ -199,9 +147,7 @@ class EmbeddedLog(Log):
             epoch = self._catalog.new_epoch(self.recovered.lsn)
             self._groups = Groups(self._catalog, clock, settings.group_stale_seconds)
             self._journal.reserved = self.recovered.lsn
-            self._tail = Tail(self._journal, self._ends, lambda: self._checkpointed)
-            self._kick_bytes = max(settings.checkpoint_bytes // 16, self._journal.size // 512)
-            self._kicked = self.recovered.lsn
+            self._tail = Tail(self._journal, self._ends, lambda: self._checkpoints.lsn)
             self._committer = Committer(
                 self._journal,
                 self._mark,
@@ -209,25 +155,24 @@ class EmbeddedLog(Log):
                 self._producers,
                 lsn=self.recovered.lsn,
                 epoch=epoch,
-                freed=self._checkpointed,
+                freed=self._checkpoints.lsn,
                 settings=settings,
                 clock=clock,
-                on_commit=self._on_commit,
-                on_ring_full=self._on_ring_full,
+                on_commit=self._checkpoints.committed,
+                on_ring_full=self._checkpoints.hurry,
                 new_epoch=self._catalog.new_epoch,
                 publish=self._publish,
             )
             undo.callback(self._committer.close)
-            self._link: WriterLink
-            if writer == "inline":
-                self._link = InlineWriter(disk, self._snapshot, self._on_writer)
-            else:
-                self._link = ProcessWriter(self._snapshot, self._on_writer, self._lock.descriptor)
+            self._checkpoints.start(
+                self._committer, disk, inline=writer == "inline", lock=self._lock.descriptor
+            )
             undo.pop_all()
         self._committer.start()
-        self._stop_keeping = threading.Event()
-        self._keeper = threading.Thread(target=self._keep, name="penstock-keeper", daemon=True)
-        self._keeper.start()
+        self._keeper = Keeper(
+            settings, self._catalog, self._streams, self._groups, self._ends, self._checkpoints,
+            self._committer, self._changing, clock,
+        )  # fmt: skip
 
     def _open_journal(self) -> Journal:
         path = self.data / "journal"
@@ -241,36 +186,6 @@ class EmbeddedLog(Log):
             create_journal(self._disk, path, self.settings.journal_bytes)
         return Journal(self._disk, path)
 
-    def _load_streams(self) -> None:
-        by_id = {row.id: _Stream(row) for row in self._catalog.streams()}
-        for row in self._catalog.partitions():
-            stream = by_id[row.stream]
-            self._add_partition(
-                stream, row.pid, row.number, row.earliest, row.segment, row.segment_size,
-                row.segments_end,
-            )  # fmt: skip
-        self._streams = {stream.name: stream for stream in by_id.values()}
-
-    def _add_partition(
-        self,
-        stream: _Stream,
-        pid: int,
-        number: int,
-        earliest: int = 0,
-        segment: int = 0,
-        size: int = 0,
-        end: int = 0,
-    ) -> _Partition:
-        directory = partition_directory(self.data, stream.name, number)
-        segments = Segments(
-            self._segment_cache, directory, earliest=earliest, segment=segment, size=size, end=end
-        )
-        partition = _Partition(pid, stream, number, earliest, segments)
-        self._ends.add(pid, end)
-        self._partitions[pid] = partition
-        stream.partitions.append(partition)
-        return partition
-
     # -- streams ---------------------------------------------------------------------------------
 
     def create_stream(
@@ -280,28 +195,18 @@ class EmbeddedLog(Log):
         settings = (settings or StreamSettings()).check()
         with self._changing:
             self._check_open()
-            self._check_counts(partitions, partitions, new=True)
-            for other in self._streams:
-                if clash_key(other) == clash_key(name):
-                    raise StreamExists(
-                        f"stream {name!r} exists already"
-                        if other == name
-                        else f"stream {name!r} cannot be made beside {other!r}: as in Kafka, two "
-                        "names that differ only in '.' and '_' cannot both exist"
-                    )
-            self._disk.remove_tree(self.data / "streams" / name)
+            self._streams.check_new(name, partitions)
+            self._disk.remove_tree(self._streams.directory(name))
             for number in range(partitions):
                 self._disk.make_directory(partition_directory(self.data, name, number))
             created = self._clock()
             stream_id, pids = self._catalog.create_stream(name, settings, partitions, created)
-            stream = _Stream(StreamRow(stream_id, name, settings, created))
-            for number, pid in enumerate(pids):
-                self._link.send(self._add_partition(stream, pid, number).added())
-            self._streams = {**self._streams, name: stream}
+            for partition in self._streams.add(StreamRow(stream_id, name, settings, created), pids):
+                self._checkpoints.link.send(partition.added())
         return self.describe(name)
 
     def streams(self) -> list[str]:
-        return sorted(self._streams)
+        return [stream.name for stream in self._streams.all()]
 
     def describe(self, stream: str) -> StreamInfo:
         found = self._stream(stream)
@@ -312,7 +217,7 @@ class EmbeddedLog(Log):
             [self._describe_partition(partition) for partition in found.partitions],
         )
 
-    def _describe_partition(self, partition: _Partition) -> PartitionInfo:
+    def _describe_partition(self, partition: Partition) -> PartitionInfo:
         sizes = partition.segments.sizes()
         return PartitionInfo(
             partition.number,
@@ -330,7 +235,7 @@ class EmbeddedLog(Log):
             self._catalog.change_settings(found.id, settings)
             found.settings = settings
             for partition in found.partitions:
-                self._link.send(
+                self._checkpoints.link.send(
                     ChangePartition(partition.pid, settings.segment_bytes, settings.compression)
                 )
         return self.describe(stream)
@@ -345,71 +250,40 @@ class EmbeddedLog(Log):
                     f"stream {stream!r} has {have} partitions and cannot have fewer ({total}): "
                     "records would be lost; make a new stream instead"
                 )
-            self._check_counts(total, total - have, new=False)
+            self._streams.check_partitions(total, total - have)
             for number in range(have, total):
                 self._disk.make_directory(partition_directory(self.data, stream, number))
             pids = self._catalog.add_partitions(found.id, range(have, total))
-            for number, pid in enumerate(pids, have):
-                self._link.send(self._add_partition(found, pid, number).added())
+            for partition in self._streams.add_partitions(found, pids):
+                self._checkpoints.link.send(partition.added())
         return self.describe(stream)
 
     def delete_stream(self, stream: str) -> None:
         with self._changing:
             self._check_open()
             found = self._stream(stream)
-            pids = [partition.pid for partition in found.partitions]
+            pids = found.pids
             for pid in pids:
                 self._ends.drop(pid)
             self._catalog.delete_stream(found.id, pids)
-            self._streams = {k: v for k, v in self._streams.items() if k != stream}
-            for partition in found.partitions:
-                del self._partitions[partition.pid]
-                self._segment_cache.forget(partition.segments.directory)
+            self._streams.remove(found)
             self._groups.forget_stream(found.id, set(pids))
             with self._ends.lock:
                 self._producers.forget(set(pids))
-            self._link.drop(pids)
+            self._checkpoints.link.drop(pids)
             self._waiters.wake([np.array(pids, np.uint32)])
-            self._disk.remove_tree(self.data / "streams" / stream)
+            self._disk.remove_tree(self._streams.directory(stream))
 
     def locate(self, stream: str, partition: int) -> int:
         return self._partition(stream, partition).pid
 
-    def _stream(self, name: str) -> _Stream:
+    def _stream(self, name: str) -> Stream:
         self._check_open()
-        stream = self._streams.get(name)
-        if stream is None:
-            names = self.streams()
-            shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-            raise UnknownStream(
-                f"there is no stream {name!r:.300}; streams are: {shown or 'none yet'}"
-            )
-        return stream
+        return self._streams.get(name)
 
-    def _partition(self, stream: str, number: int) -> _Partition:
-        found = self._stream(stream)
-        if not 0 <= number < len(found.partitions):
-            raise UnknownPartition(
-                f"stream {stream!r} has no partition {number}: it has 0 to "
-                f"{len(found.partitions) - 1}"
-            )
-        return found.partitions[number]
-
-    def _check_counts(self, per_stream: int, added: int, *, new: bool) -> None:
-        if not 1 <= per_stream <= limits.PARTITIONS_PER_STREAM_MAX:
-            raise TooMany(
-                f"{per_stream} partitions: a stream has 1 to {limits.PARTITIONS_PER_STREAM_MAX}"
-            )
-        if len(self._partitions) + added > limits.PARTITIONS_MAX:
-            raise TooMany(
-                f"there are {len(self._partitions)} partitions, at most {limits.PARTITIONS_MAX}: "
-                "delete streams that are no longer used"
-            )
-        if new and len(self._streams) >= limits.STREAMS_MAX:
-            raise TooMany(
-                f"there are {len(self._streams)} streams, at most {limits.STREAMS_MAX}: "
-                "delete some that are no longer used"
-            )
+    def _partition(self, stream: str, number: int) -> Partition:
+        self._check_open()
+        return self._streams.partition(stream, number)
 
     # -- appending -------------------------------------------------------------------------------
 
@@ -523,17 +397,22 @@ class EmbeddedLog(Log):
             raise
 
     def _read(
-        self, partition: _Partition, start: int, end: int, max_records: int, max_bytes: int
+        self, partition: Partition, start: int, end: int, max_records: int, max_bytes: int
     ) -> list[pa.RecordBatch]:
         found: list[pa.RecordBatch] = []
         while start < end and max_records > 0 and max_bytes > 0:
-            if start < partition.segments.end:
-                got, size = partition.segments.read(start, max_records, max_bytes)
-            else:
-                tail = self._tail.read(partition.pid, start, end, max_records, max_bytes)
-                if tail is None:
-                    continue  # it has just been put into a segment
-                got, size = tail
+            try:
+                if start < partition.segments.end:
+                    got, size = partition.segments.read(start, max_records, max_bytes)
+                else:
+                    tail = self._tail.read(partition.pid, start, end, max_records, max_bytes)
+                    if tail is None:
+                        continue  # it has just been put into a segment
+                    got, size = tail
+            except StorageError:
+                if found:
+                    break  # give what is before the damage; the next read meets it first
+                raise
             assert got[0].column(0)[0].as_py() == start, "a read must not skip or repeat"
             rows = sum([batch.num_rows for batch in got])
             start += rows
@@ -542,7 +421,7 @@ class EmbeddedLog(Log):
             found.extend(got)
         return _merged(found)
 
-    def _trimmed(self, partition: _Partition, start: int) -> IndexTrimmed:
+    def _trimmed(self, partition: Partition, start: int) -> IndexTrimmed:
         return IndexTrimmed(
             f"record {start} of {partition.stream.name}/{partition.number} was dropped by "
             f"retention: the earliest is {partition.earliest}; read from there, or reset the group",
@@ -612,7 +491,7 @@ class EmbeddedLog(Log):
                 targets = [self._stream(stream)]
             else:
                 ids = set(self._groups.streams_of(group))
-                targets = [each for each in self._streams.values() if each.id in ids]
+                targets = [each for each in self._streams.all() if each.id in ids]
                 if not targets:
                     raise self._groups.unknown(group)
             for target in targets:
@@ -636,7 +515,7 @@ class EmbeddedLog(Log):
         self._groups.save(group, self._stream(stream).id, moves, backwards=False)
 
     def lags(self, group: str | None = None, stream: str | None = None) -> list[Lag]:
-        streams = list(self._streams.values()) if stream is None else [self._stream(stream)]
+        streams = self._streams.all() if stream is None else [self._stream(stream)]
         found = [
             self._lag(name, each, partition)
             for each in sorted(streams, key=lambda each: each.name)
@@ -648,7 +527,7 @@ class EmbeddedLog(Log):
             raise self._groups.unknown(group)
         return found
 
-    def _lag(self, group: str, stream: _Stream, partition: _Partition) -> Lag:
+    def _lag(self, group: str, stream: Stream, partition: Partition) -> Lag:
         end = int(self._ends.end[partition.pid])
         position = self._groups.position(group, partition.pid) or 0
         next_read = max(position, partition.earliest)
@@ -687,7 +566,7 @@ class EmbeddedLog(Log):
             self._groups.save(group, found.id, by_pid, backwards=True)
         return moves
 
-    def _reset_target(self, partition: _Partition, before: int | None, to: ResetTo) -> int:
+    def _reset_target(self, partition: Partition, before: int | None, to: ResetTo) -> int:
         earliest, end = partition.earliest, int(self._ends.end[partition.pid])
         if to.kind == "earliest":
             return earliest
@@ -701,106 +580,27 @@ class EmbeddedLog(Log):
     # -- keeping house ---------------------------------------------------------------------------
 
     def trim(self, stream: str, partition: int, before: int) -> int:
-        with self._changing:
-            self._check_open()
-            found = self._partition(stream, partition)
-            holder = self._groups.holder(found.stream.id, found.pid)
-            if holder is not None:
-                before = min(before, holder[0])
-            self._drop_segments(found, found.segments.below(before))
-            return found.earliest
+        return self._keeper.trim(self._partition(stream, partition), before)
 
     def apply_retention(self) -> list[Dropped]:
-        dropped = []
-        for stream in list(self._streams.values()):
-            for partition in list(stream.partitions):
-                with self._changing:
-                    if self._closed or stream.name not in self._streams:
-                        break
-                    if (outcome := self._retain(partition)) is not None:
-                        dropped.append(outcome)
-        return dropped
-
-    def _retain(self, partition: _Partition) -> Dropped | None:
-        settings, segments = partition.stream.settings, partition.segments
-        if not (
-            settings.retention_read
-            or settings.retention_seconds is not None
-            or settings.retention_bytes is not None
-            or settings.retention_records is not None
-        ):
-            return None
-        sizes = segments.sizes()
-        if not sizes:
-            return None
-        ends = [*(base for base, _ in sizes[1:]), segments.end]
-        facts = [
-            SegmentFacts(base, end, size, base == segments.segment)
-            for (base, size), end in zip(sizes, ends, strict=True)
-        ]
-        decision = decide(
-            settings,
-            facts,
-            int(self._ends.end[partition.pid]),
-            self._clock(),
-            segments.max_time,
-            self._groups.holder(partition.stream.id, partition.pid),
-        )
-        before = partition.earliest
-        self._drop_segments(partition, decision.drop)
-        if decision.roll:
-            self._link.send(Roll(partition.pid))
-            self._link.advance(self._committer.committed, force=True)
-        if not decision.drop and decision.held_by is None:
-            return None
-        return Dropped(
-            partition.stream.name,
-            partition.number,
-            partition.earliest - before,
-            partition.earliest,
-            decision.held_by,
-        )
-
-    def _drop_segments(self, partition: _Partition, bases: list[int]) -> None:
-        if not bases:
-            return
-        segments = partition.segments
-        left = [base for base in segments.bases() if base > bases[-1]]
-        earliest = max(left[0] if left else segments.segment, partition.earliest)
-        self._catalog.set_earliest(partition.pid, earliest)
-        partition.earliest = earliest
-        segments.drop(bases, earliest)
+        self._check_open()
+        return self._keeper.apply_retention()
 
     def checkpoint(self) -> None:
-        wanted = self._committer.committed
-        deadline = time.monotonic() + limits.CLOSE_S_MAX
-        while True:
-            self._link.advance(wanted, force=True)
-            with self._checkpoints:
-                if self._checkpointed < wanted and self._committer.failed is None:
-                    self._checkpoints.wait(1.0)
-            if self._committer.failed is not None:
-                raise self._committer.failed
-            if self._checkpointed >= wanted:
-                return
-            if (full := self._committer.disk_full) is not None:
-                raise DiskFull(f"no space is left for a checkpoint ({full}): free some")
-            if time.monotonic() > deadline:
-                raise LogBusy("the checkpoint takes longer than a minute; it goes on by itself")
+        self._checkpoints.wait()
 
     def close(self) -> None:
         with self._changing:
             if self._closed:
                 return
             self._closed = True
-        self._stop_keeping.set()
-        self._keeper.join()
+        self._keeper.stop()
         self._waiters.wake_all()
         self._committer.drain()
         with contextlib.suppress(PenstockError):  # what is not in segments is in the journal
             self.checkpoint()
         self._committer.close()
-        self._link.close()
+        self._checkpoints.link.close()
         self._catalog.close()
         self._mark.close()
         self._journal.close()
@@ -818,7 +618,7 @@ class EmbeddedLog(Log):
     @property
     def writer_pid(self) -> int | None:
         """The segment writer's process id."""
-        return self._link.pid
+        return self._checkpoints.link.pid
 
     @property
     def committed_lsn(self) -> int:
@@ -826,112 +626,12 @@ class EmbeddedLog(Log):
 
     @property
     def checkpoint_lsn(self) -> int:
-        return self._checkpointed
+        return self._checkpoints.lsn
 
     # -- the commit thread calls -----------------------------------------------------------------
 
     def _publish(self, staged: list[Staged]) -> None:
         self._waiters.wake([each.pending.pids for each in staged])
-
-    def _on_commit(self, lsn: int) -> None:
-        if lsn - self._kicked >= self._kick_bytes:
-            self._kicked = lsn
-            self._link.advance(lsn)
-
-    def _on_ring_full(self, lsn: int) -> None:
-        self._link.advance(lsn, force=True)
-
-    # -- the segment writer says -----------------------------------------------------------------
-
-    def _snapshot(self) -> tuple[Begin, Iterable[AddPartition], int]:
-        begin = Begin(
-            str(self.data),
-            self._checkpointed,
-            self._checkpoint_epoch,
-            self.settings.checkpoint_bytes,
-        )
-        added = [partition.added() for partition in list(self._partitions.values())]
-        return begin, added, self._committer.committed
-
-    def _on_writer(self, message: FromWriter) -> None:
-        if isinstance(message, Checkpoint):
-            self._record(message)
-        elif isinstance(message, Sealed):
-            partition = self._partitions.get(message.pid)
-            if partition is not None:
-                partition.segments.sealed(message.base)
-        elif isinstance(message, DiskIsFull):
-            self._committer.set_disk_full(message.message)
-        elif isinstance(message, DiskHasRoom):
-            self._committer.set_disk_full(None)
-        elif isinstance(message, Broken):
-            self._stop(StorageFailed(f"{message.message}. The log has stopped; start it again"))
-
-    def _record(self, checkpoint: Checkpoint) -> None:
-        """Put a checkpoint into the catalog, then let readers and the journal know."""
-        if self._committer.failed is not None:
-            return  # stopped: what could not be recorded before is in the journal only
-        for state in checkpoint.segments:
-            self._unrecorded[state.pid] = state
-        for pid, base in checkpoint.rolled:
-            self._unrecorded_closed.setdefault(pid, []).append(base)
-        self._committer.sync_relaxed()
-        with self._ends.lock:
-            producers = self._producers.take_dirty()
-        states = [state for pid, state in self._unrecorded.items() if pid in self._partitions]
-        try:
-            self._catalog.checkpoint(checkpoint.lsn, checkpoint.epoch, states, producers)
-        except DiskFull as error:
-            with self._ends.lock:
-                self._producers.put_back(producers)
-            self._committer.set_disk_full(str(error))
-            return
-        except PenstockError as error:
-            self._stop(error)
-            return
-        if self._unrecorded and self._committer.disk_full is not None:
-            self._committer.set_disk_full(None)
-        closed, self._unrecorded_closed = self._unrecorded_closed, {}
-        self._unrecorded.clear()
-        for state in states:
-            partition = self._partitions.get(state.pid)
-            if partition is not None:
-                partition.segments.checkpointed(
-                    state.segment,
-                    state.segment_size,
-                    state.segments_end,
-                    closed.get(state.pid, []),
-                )
-        self._checkpoint_epoch = checkpoint.epoch
-        with self._checkpoints:
-            self._checkpointed = checkpoint.lsn
-            self._checkpoints.notify_all()
-        self._committer.free(checkpoint.lsn)
-        self._link.send(Recorded(checkpoint.lsn))
-
-    def _stop(self, error: PenstockError) -> None:
-        self._committer.stop(error)
-        with self._checkpoints:
-            self._checkpoints.notify_all()
-
-    # -- the keeper ------------------------------------------------------------------------------
-
-    def _keep(self) -> None:
-        """Retention now and then, and a checkpoint when the last one is too long ago."""
-        every = self.settings.retention_check_seconds
-        tick = min(every or 60.0, self.settings.checkpoint_seconds, 60.0)
-        checked = time.monotonic()
-        moved, moved_at = self._checkpointed, time.monotonic()
-        while not self._stop_keeping.wait(tick):
-            if every and time.monotonic() - checked >= every:
-                with contextlib.suppress(PenstockError):
-                    self.apply_retention()
-                checked = time.monotonic()
-            if self._checkpointed != moved or self._committer.committed == moved:
-                moved, moved_at = self._checkpointed, time.monotonic()
-            elif time.monotonic() - moved_at >= self.settings.checkpoint_seconds:
-                self._link.advance(self._committer.committed, force=True)
-                moved_at = time.monotonic()
 
 
 _MERGE_ABOVE = 8

@@ -238,19 +238,29 @@ class SegmentFile:
         found: list[pa.RecordBatch] = []
         total = 0
         at = first
+        extent = _EXTENT
         while at < len(self._entries) and records_max > 0 and bytes_max > 0:
             last = at
             length = 0
             rows = 0
             while last < len(self._entries):
                 entry = self._entries[last]
-                full = length >= bytes_max or rows >= records_max or length + entry.length > _EXTENT
+                full = length >= bytes_max or rows >= records_max or length + entry.length > extent
                 if length and full:
                     break
                 length += entry.length
                 rows += entry.rows
                 last += 1
-            for batch in self._read_extent(at, last):
+            try:
+                batches = self._read_extent(at, last)
+            except SegmentDamaged:
+                if last - at == 1 and not found:
+                    raise
+                if last - at == 1:
+                    break  # give what is before the damage; the next read meets it first
+                extent = 1
+                continue
+            for batch in batches:
                 entry = self._entries[at]
                 at += 1
                 size = entry.size

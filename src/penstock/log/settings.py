@@ -32,6 +32,14 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     compression: Compression = "lz4"
     """Of sealed segments; data that would not shrink by a tenth is left as it is."""
 
+    @property
+    def has_retention(self) -> bool:
+        """Whether anything is ever dropped."""
+        return self.retention_read or any(
+            limit is not None
+            for limit in (self.retention_seconds, self.retention_bytes, self.retention_records)
+        )
+
     def check(self) -> StreamSettings:
         """Return the settings if they make sense, else raise `BadSetting`."""
         for name in ("retention_seconds", "retention_bytes", "retention_records"):

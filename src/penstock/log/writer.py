@@ -357,22 +357,20 @@ class SegmentWriter:
         """Bring the files to what the last checkpoint says: what is beyond was never synced."""
         for name in self._disk.list(partition.directory):
             parsed = parse_name(name)
-            path = partition.directory / name
-            if name.endswith(".tmp") or (parsed is not None and parsed[0] > partition.base):
-                self._disk.remove(path)
+            if parsed is not None and parsed[0] > partition.base:
+                self._disk.remove(partition.directory / name)
         path = partition.path()
         if partition.size == 0:
             self._disk.remove(path)
         else:
-            file = self._open(path)
-            size = file.size()
+            size = self._disk.file_size(path) if self._disk.exists(path) else 0
             if size < partition.size:
                 raise SegmentDamaged(
                     f"{path} has {size} bytes, the last checkpoint says {partition.size}: "
                     "restore the data directory from a backup"
                 )
             if size > partition.size:
-                file.truncate(partition.size)
+                self._open(path).truncate(partition.size)
                 self._unsynced[path] = None
         partition.prepared = True
 
@@ -524,5 +522,5 @@ def _concatenated(columns: list[list[Any]]) -> list[Any]:
 
 def remove_segment(disk: Disk, directory: Path, base: int) -> None:
     """Remove a segment in whatever form it is in."""
-    for suffix in (GROWING, SEALED, INDEX):
+    for suffix in (GROWING, SEALED, INDEX, ".tmp"):
         disk.remove(directory / segment_name(base, suffix))

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -63,7 +62,7 @@ from penstock.log.segments import SegmentCache
 from penstock.log.settings import LogSettings, StreamSettings
 from penstock.log.streams import Partition, Stream, Streams
 from penstock.log.tail import Tail
-from penstock.log.waiters import Waiters, future_waker
+from penstock.log.waiters import Waiters
 from penstock.log.writer import (
     ChangePartition,
     partition_directory,
@@ -430,39 +429,18 @@ class EmbeddedLog(Log):
 
     def wait(self, stream: str, partition: int, index: int, seconds: float) -> int:
         found = self._partition(stream, partition)
-        came = threading.Event()
-        deadline = time.monotonic() + min(seconds, limits.FOLLOW_S_MAX)
-        while True:
-            came.clear()
-            self._waiters.add(found.pid, came.set)
-            end = int(self._ends.end[found.pid])
-            left = deadline - time.monotonic()
-            if end > index or left <= 0 or self._closed:
-                self._waiters.remove(found.pid, came.set)
-                self._check_open()
-                return end
-            if not came.wait(left):
-                self._waiters.remove(found.pid, came.set)
-            self._partition(stream, partition)
+        self._waiters.wait(found.pid, lambda: self._is_over(found, index), seconds)
+        return self.bounds(stream, partition)[1]
 
     async def wait_async(self, stream: str, partition: int, index: int, seconds: float) -> int:
         found = self._partition(stream, partition)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(seconds, limits.FOLLOW_S_MAX)
-        while True:
-            came: asyncio.Future[None] = loop.create_future()
-            wake = future_waker(came)
-            self._waiters.add(found.pid, wake)
-            try:
-                end = int(self._ends.end[found.pid])
-                left = deadline - loop.time()
-                if end > index or left <= 0 or self._closed:
-                    self._check_open()
-                    return end
-                await asyncio.wait([came], timeout=left)
-            finally:
-                self._waiters.remove(found.pid, wake)
-            self._partition(stream, partition)
+        await self._waiters.wait_async(found.pid, lambda: self._is_over(found, index), seconds)
+        return self.bounds(stream, partition)[1]
+
+    def _is_over(self, partition: Partition, index: int) -> bool:
+        """Whether waiting for record `index` makes no sense any more."""
+        ends = self._ends
+        return self._closed or ends.end[partition.pid] > index or not ends.alive[partition.pid]
 
     def index_at(self, stream: str, partition: int, timestamp: int) -> int:
         found = self._partition(stream, partition)

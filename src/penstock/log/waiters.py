@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 from penstock import limits
@@ -37,6 +38,37 @@ class Waiters:
                 self._count -= 1
                 if not waiting:
                     del self._by_pid[pid]
+
+    def wait(self, pid: int, reached: Callable[[], bool], seconds: float) -> None:
+        """Wait until `reached`, which is looked at whenever the partition is woken."""
+        came = threading.Event()
+        deadline = time.monotonic() + min(seconds, limits.FOLLOW_S_MAX)
+        while True:
+            came.clear()
+            self.add(pid, came.set)
+            try:
+                left = deadline - time.monotonic()
+                if reached() or left <= 0:
+                    return
+                came.wait(left)
+            finally:
+                self.remove(pid, came.set)
+
+    async def wait_async(self, pid: int, reached: Callable[[], bool], seconds: float) -> None:
+        """Like `wait`, for a coroutine."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(seconds, limits.FOLLOW_S_MAX)
+        while True:
+            came: asyncio.Future[None] = loop.create_future()
+            wake = future_waker(came)
+            self.add(pid, wake)
+            try:
+                left = deadline - loop.time()
+                if reached() or left <= 0:
+                    return
+                await asyncio.wait([came], timeout=left)
+            finally:
+                self.remove(pid, wake)
 
     def wake(self, touched: Iterable[Pids]) -> None:
         """Records came to these partitions."""

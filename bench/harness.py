@@ -69,7 +69,7 @@ class Run:
             goal, met = f"<= {at_most:g}", judged <= at_most
         result = Result(name, value, unit, reference, ratio, goal, met, note)
         self.results.append(result)
-        shown = f"{_number(value)} {unit}"
+        shown = f"{number(value)} {unit}"
         if ratio is not None:
             shown += f", ratio {ratio:.2f}"
         self.console.print(f"  {name}: {shown} {goal} {note}", highlight=False)
@@ -84,9 +84,9 @@ class Run:
         for result in self.results:
             table.add_row(
                 result.name,
-                _number(result.value),
+                number(result.value),
                 result.unit,
-                "" if result.reference is None else _number(result.reference),
+                "" if result.reference is None else number(result.reference),
                 "" if result.ratio is None else f"{result.ratio:.2f}",
                 result.goal,
                 {True: "[green]met[/]", False: "[red]missed[/]", None: ""}[result.met],
@@ -101,7 +101,8 @@ class Run:
         return path
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """As a person reads it."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"

@@ -1,0 +1,78 @@
+"""Put what was measured into the README: `python -m bench.readme`. No number there is typed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from bench.harness import OUT, number
+
+ROOT = Path(__file__).parents[1]
+WORDS = {
+    "log.append_1k": "durable append, groups of 1,000 records, against raw write + `fdatasync`",
+    "log.append_10k": "the same, groups of 10,000",
+    "log.commit_64_partitions": "commit over 64 partitions, against over one",
+    "log.read_arrow": "sequential read to Arrow, against plain read + crc32c of the same bytes",
+    "log.random_read": "100 records from a random index, p50, against 100 us",
+    "log.growth_append": "append with 1,000 segments, against 10",
+    "log.growth_read": "read (a record) with 1,000 segments, against 10",
+    "log.reopen_growth": "open after kill -9 with 4 GB stored, against 400 MB",
+    "log.low_rate": "1,000 streams with a record a second each, against 12 % of a core",
+    "log.low_rate_ack_p50": "its confirmations, p50",
+    "log.low_rate_ack_p99": "its confirmations, p99",
+    "log.many_streams_1k": "1,000 streams interleaved at random, against raw append",
+    "log.many_streams_10k": "10,000 streams interleaved at random, against raw append",
+    "log.readers": "append while another process scans everything, against alone",
+    "log.memory_stalled": "memory above the buffer while the disk stands still, against 64 MiB",
+}
+
+
+def figures(results: list[dict[str, object]]) -> str:
+    """The table of the README."""
+    lines = ["| figure | what | measured | ratio | asked |", "|---|---|---|---|---|"]
+    for result in results:
+        name = str(result["name"])
+        if name in WORDS:
+            ratio = result["ratio"]
+            shown = f"{ratio:.2f}" if isinstance(ratio, float) else ""
+            measured = f"{number(float(str(result['value'])))} {result['unit']}"
+            asked = str(result["goal"]).replace(">=", "≥").replace("<=", "≤")
+            lines.append(f"| `{name}` | {WORDS[name]} | {measured} | {shown} | {asked} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    measured = json.loads((OUT / "latest.json").read_text())
+    machine = measured["machine"]
+    where = (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['file_system']}, "
+        f"Python {machine['python']}, {machine['time'][:10]}"
+    )
+    path = ROOT / "README.md"
+    text = path.read_text()
+    text = _put(text, "figures", f"Measured on {where}.\n\n{figures(measured['results'])}")
+    crash = OUT / "crash.json"
+    if crash.exists():
+        said = json.loads(crash.read_text())
+        text = _put(
+            text,
+            "checked",
+            f"The checker's last result (`make crash`): {said['rounds']:,} rounds, "
+            f"{said['kills']:,} kills, {said['confirmed']:,} confirmed records, "
+            f"**{said['lost']} lost, {said['doubled']} doubled**.",
+        )
+    path.write_text(text)
+    return 0
+
+
+def _put(text: str, mark: str, content: str) -> str:
+    pattern = rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)"
+    if not re.search(pattern, text, re.DOTALL):
+        raise SystemExit(f"README.md has no <!-- {mark} --> ... <!-- /{mark} -->")
+    return re.sub(pattern, lambda m: f"{m[1]}{content}\n{m[2]}", text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -199,6 +199,11 @@ def test_nothing_confirmed_is_lost_however_often_processes_are_killed(tmp_path: 
             confirmed += report.confirmed
             print(f"\n{round_ + 1} rounds, {kills} kills, {confirmed} records kept (seed {SEED})")
     assert confirmed > 0
+    if out := os.environ.get("PENSTOCK_CRASH_OUT"):
+        # The checker raises on the first record that is lost or doubled, so both are none here.
+        result = {"rounds": ROUNDS, "kills": kills, "confirmed": confirmed, "lost": 0, "doubled": 0}
+        Path(out).parent.mkdir(exist_ok=True)
+        Path(out).write_text(json.dumps(result) + "\n")
 
 
 def test_a_data_directory_in_use_is_not_taken_from_its_owner(tmp_path: Path) -> None:

@@ -188,6 +188,8 @@ class SegmentFile:
         self._entries: list[BatchEntry] = []
         self._bases: NDArray[np.int64] = np.zeros(0, np.int64)
         self._walked = 0
+        self._checked = 0
+        """Batches whose notes are known to be right."""
         try:
             if not (self.sealed and self._load_index()):
                 self._begin()
@@ -217,6 +219,8 @@ class SegmentFile:
         return self._walked
 
     def max_time(self) -> int:
+        """The latest timestamp."""
+        self._check_notes()
         return max(entry.max_time for entry in self._entries)
 
     def extend(self, size: int | None) -> None:
@@ -296,6 +300,7 @@ class SegmentFile:
 
     def first_at_or_after(self, time: int, start: int) -> int | None:
         """The first index from `start` on with a timestamp at or after `time`, if it is here."""
+        self._check_notes()
         for number, entry in enumerate(self._entries):
             if entry.max_time < time or entry.base + entry.rows <= start:
                 continue
@@ -306,6 +311,12 @@ class SegmentFile:
                 if len(late):
                     return int(late[0])
         return None
+
+    def _check_notes(self) -> None:
+        """Check batches whose notes were only read so far: times decide what is dropped."""
+        while self._checked < len(self._entries):
+            self._read_extent(self._checked, self._checked + 1)
+            self._checked += 1
 
     def _read_extent(self, first: int, last: int) -> list[pa.RecordBatch]:
         """Read, check and decode the batches `first` to `last`, which lie next to each other."""
@@ -398,6 +409,7 @@ class SegmentFile:
         self._entries = [BatchEntry(*row) for row in rows]
         self._bases = np.array([entry.base for entry in self._entries], np.int64)
         self._walked = self._entries[-1].offset + self._entries[-1].length
+        self._checked = len(self._entries)
         return True
 
     def _damaged(self, offset: int, why: str) -> SegmentDamaged:

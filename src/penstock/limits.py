@@ -87,7 +87,7 @@ SEGMENT_BATCH_BYTES: Final = 256 * KIB
 checksum, large enough that the 600 bytes around it do not matter."""
 
 STRETCH_BYTES_MIN: Final = 8 * MIB
-STRETCH_BYTES_MAX: Final = 64 * MIB
+STRETCH_BYTES_MAX: Final = 128 * MIB
 """How much of the journal the segment writer takes at a time; more partitions, larger stretch."""
 
 STRETCH_BYTES_PER_PARTITION: Final = 64 * KIB

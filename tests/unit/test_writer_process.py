@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,8 @@ import pytest
 
 from penstock import limits
 from penstock.log import Batch, EmbeddedLog, StreamSettings, open_log, small_log
+from penstock.log.writer import Advance
+from penstock.log.writer_process import send_message
 from tests.records import eventually, numbered, padded, read_all
 
 SMALL = StreamSettings(segment_bytes=limits.SEGMENT_BYTES_MIN)
@@ -111,3 +116,22 @@ def test_closing_ends_the_process(tmp_path: Path) -> None:
     log.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_writer_whose_log_is_gone_exits_even_with_messages_unread(tmp_path: Path) -> None:
+    with open_log(tmp_path / "data", small_log(), writer="inline") as log:
+        log.create_stream("s")
+        log.append("s", numbered(20))
+        begin, partitions, committed = log._checkpoints._snapshot()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", "from penstock.log.writer_process import run; run()",
+                 str(theirs.fileno())], pass_fds=[theirs.fileno()],
+            )  # fmt: skip
+        for message in (begin, *partitions, Advance(committed, force=True)):
+            send_message(ours, message)
+        ours.recv(1, socket.MSG_PEEK)  # its checkpoint has come; closing now resets the connection
+        send_message(ours, Advance(committed, force=True))
+        ours.close()
+        assert process.wait(20) == 1

@@ -114,9 +114,7 @@ class EmbeddedLog(Log):
         self._changing = threading.RLock()
         self._waiters = Waiters()
         with contextlib.ExitStack() as undo:
-            disk.make_directory(data)
-            disk.make_directory(data / "streams")
-            self._lock: Lock = disk.lock(data / "LOCK")
+            self._lock: Lock = self._take_directory()
             undo.callback(self._lock.release)
             self._catalog = Catalog(disk, data / "catalog.sqlite")
             undo.callback(self._catalog.close)
@@ -173,6 +171,17 @@ class EmbeddedLog(Log):
             self._committer, self._changing, clock,
         )  # fmt: skip
 
+    def _take_directory(self) -> Lock:
+        try:
+            self._disk.make_directory(self.data)
+            self._disk.make_directory(self.data / "streams")
+            return self._disk.lock(self.data / "LOCK")
+        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+            raise StorageError(
+                f"{self.data} cannot be used as data directory ({error.strerror}): make it "
+                "writable for this user, or choose another"
+            ) from error
+
     def _open_journal(self) -> Journal:
         path = self.data / "journal"
         new = self._catalog.get_int("epoch") == 0
@@ -201,7 +210,7 @@ class EmbeddedLog(Log):
             created = self._clock()
             stream_id, pids = self._catalog.create_stream(name, settings, partitions, created)
             for partition in self._streams.add(StreamRow(stream_id, name, settings, created), pids):
-                self._checkpoints.link.send(partition.added())
+                self._checkpoints.link.send(partition.added(fresh=True))
         return self.describe(name)
 
     def streams(self) -> list[str]:
@@ -254,7 +263,7 @@ class EmbeddedLog(Log):
                 self._disk.make_directory(partition_directory(self.data, stream, number))
             pids = self._catalog.add_partitions(found.id, range(have, total))
             for partition in self._streams.add_partitions(found, pids):
-                self._checkpoints.link.send(partition.added())
+                self._checkpoints.link.send(partition.added(fresh=True))
         return self.describe(stream)
 
     def delete_stream(self, stream: str) -> None:

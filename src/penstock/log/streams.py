@@ -29,12 +29,12 @@ class Partition:
         self.earliest = earliest
         self.segments = segments
 
-    def added(self) -> AddPartition:
-        """What the segment writer must know of it."""
+    def added(self, *, fresh: bool = False) -> AddPartition:
+        """What the segment writer must know of it; `fresh` if it was made just now."""
         settings = self.stream.settings
         return AddPartition(
             self.pid, self.stream.name, self.number, self.segments.segment, self.segments.size,
-            self.segments.end, settings.segment_bytes, settings.compression,
+            self.segments.end, settings.segment_bytes, settings.compression, fresh,
         )  # fmt: skip
 
 

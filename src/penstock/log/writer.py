@@ -34,8 +34,8 @@ from penstock.log.segment import (
     GROWING,
     INDEX,
     SEALED,
+    Encoder,
     cut_points,
-    encode_batch,
     parse_name,
     seal,
     segment_name,
@@ -65,6 +65,8 @@ class AddPartition(msgspec.Struct, tag=True):
     end: int
     segment_bytes: int
     compression: str
+    fresh: bool = False
+    """Its directory was made just now, so there is nothing to clean up."""
 
 
 class ChangePartition(msgspec.Struct, tag=True):
@@ -162,7 +164,7 @@ class _Partition:
     """A partition's growing segment."""
 
     __slots__ = (
-        "base", "compression", "directory", "end", "number", "prepared", "rolling",
+        "base", "compression", "directory", "end", "number", "path", "prepared", "rolling",
         "segment_bytes", "size", "stream",
     )  # fmt: skip
 
@@ -170,16 +172,18 @@ class _Partition:
         self.stream = add.stream
         self.number = add.number
         self.directory = partition_directory(data, add.stream, add.number)
-        self.base = add.segment
+        self.begin(add.segment)
         self.size = add.size
         self.end = add.end
         self.segment_bytes = add.segment_bytes
         self.compression = add.compression
-        self.prepared = False
+        self.prepared = add.fresh
         self.rolling = False
 
-    def path(self) -> Path:
-        return self.directory / segment_name(self.base, GROWING)
+    def begin(self, base: int) -> None:
+        """The growing segment is the one that begins with index `base`."""
+        self.base = base
+        self.path = self.directory / segment_name(base, GROWING)
 
 
 class _Piece(NamedTuple):
@@ -213,6 +217,7 @@ class SegmentWriter:
         self._unlooked: dict[int, int] = {}
         """Partitions to search for segments below the one that grew when they were added."""
         self._busy_partitions = 1
+        self._encoder = Encoder()
 
     def close(self) -> None:
         for file in self._files.values():
@@ -268,9 +273,11 @@ class SegmentWriter:
                 yield self._checkpoint()
 
     def _stretch_bytes(self) -> int:
+        """More for more partitions, so that each gets a batch that is worth a write."""
         wanted = self._busy_partitions * limits.STRETCH_BYTES_PER_PARTITION
-        wanted = max(limits.STRETCH_BYTES_MIN, min(wanted, limits.STRETCH_BYTES_MAX))
-        return min(wanted, self._checkpoint_bytes)
+        least = min(limits.STRETCH_BYTES_MIN, self._checkpoint_bytes)
+        most = min(limits.STRETCH_BYTES_MAX, self._journal.size // 4)
+        return max(least, min(wanted, most))
 
     def _write_stretch(self, stop: int) -> None:
         frames = []
@@ -301,7 +308,7 @@ class SegmentWriter:
             base = partition.end
         if base > partition.end:
             raise SegmentDamaged(
-                f"the journal goes on with record {base} where {partition.path()} needs "
+                f"the journal goes on with record {base} where {partition.path} needs "
                 f"{partition.end}: restore the data directory from a backup"
             )
         if not partition.prepared:
@@ -321,7 +328,7 @@ class SegmentWriter:
                 parts.append(head)
                 length += len(head)
                 self._new_names[partition.directory] = None
-            encoded, size = encode_batch(batch.slice(begin, end - begin))
+            encoded, size = self._encoder.encode(batch.slice(begin, end - begin))
             parts.extend(encoded)
             length += size
         self._write(partition, parts, length, base + batch.num_rows)
@@ -331,7 +338,7 @@ class SegmentWriter:
         """Write records up to `end`. If it fails, the partition is as it was: try again later."""
         if not length:
             return
-        path = partition.path()
+        path = partition.path
         file = self._open(path)
         self._unsynced[path] = None
         file.write(parts, partition.size)
@@ -342,13 +349,13 @@ class SegmentWriter:
 
     def _close_segment(self, pid: int, partition: _Partition) -> None:
         """No more records for this segment; the next begins with the next record."""
-        path = partition.path()
+        path = partition.path
         file = self._open(path)
         if file.size() > partition.size:  # a write that failed left something behind
             file.truncate(partition.size)
             self._unsynced[path] = None
         self._rolled.append((pid, partition.base))
-        partition.base = partition.end
+        partition.begin(partition.end)
         partition.size = 0
         partition.rolling = False
         self._dirty.add(pid)
@@ -359,7 +366,7 @@ class SegmentWriter:
             parsed = parse_name(name)
             if parsed is not None and parsed[0] > partition.base:
                 self._disk.remove(partition.directory / name)
-        path = partition.path()
+        path = partition.path
         if partition.size == 0:
             self._disk.remove(path)
         else:
@@ -490,7 +497,10 @@ def _split_mixed(frames: list[tuple[fr.Frame, memoryview]]) -> Iterator[_Piece]:
         keys.append(np.repeat(own, frame.rows) if slots is None else own[slots])
     key = np.concatenate(keys)
     order = pa.array(np.argsort(key, kind="stable"))
-    columns = [pc.take(column, order, boundscheck=False) for column in columns]
+    frames.clear()  # their memory is needed for the copies
+    for number, column in enumerate(columns):
+        columns[number] = pc.take(column, order, boundscheck=False)
+        del column
     at = 0
     for pid, base, count in zip(
         pids.tolist(), bases[first_run].tolist(), np.bincount(key).tolist(), strict=True

@@ -102,6 +102,13 @@ class _Driver:
                 self._advance(committed, force)
 
     def _receive(self) -> None:
+        try:
+            self._receive_all()
+        finally:
+            if not self._stopping:
+                os._exit(1)  # the log was killed: leave no half of it running
+
+    def _receive_all(self) -> None:
         for message in receive_messages(self._sock, ToWriter):
             with self._changed:
                 if isinstance(message, Begin):
@@ -114,8 +121,6 @@ class _Driver:
                 else:
                     self._orders.append(message)
                 self._changed.notify_all()
-        if not self._stopping:
-            os._exit(1)  # the log was killed: leave no half of it running
 
     def _obey(self, order: ToWriter) -> None:
         writer = self._writer

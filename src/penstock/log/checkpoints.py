@@ -136,7 +136,11 @@ class Checkpoints:
             self._unrecorded[state.pid] = state
         for pid, base in checkpoint.rolled:
             self._unrecorded_closed.setdefault(pid, []).append(base)
-        self._committer.sync_relaxed()
+        try:
+            self._committer.sync_relaxed()
+        except PenstockError as error:
+            self._stop(error)
+            return
         with self._ends.lock:
             producers = self._producers.take_dirty()
         alive = self._streams.by_pid

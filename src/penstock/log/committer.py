@@ -275,7 +275,12 @@ class Committer:
         with self._syncing:
             lsn = self.committed
             if lsn > self._synced:
-                self.journal.sync()
+                try:
+                    self.journal.sync()
+                except OSError as error:
+                    failed = self._storage_failed(error)
+                    self.stop(failed)
+                    raise failed from error
                 self._mark.set(lsn)
                 self._synced = lsn
                 self._synced_at = time.monotonic()
@@ -293,6 +298,9 @@ class Committer:
     def _step(self) -> bool:
         """Commit one group. False when there will be none: closed or failed."""
         group = self._next_group()
+        if group is None:
+            self.sync_relaxed()
+            return self.failed is None
         if not group:
             return False
         try:
@@ -307,16 +315,16 @@ class Committer:
         self._settle(group, outcomes)
         return True
 
-    def _next_group(self) -> list[Pending]:
+    def _next_group(self) -> list[Pending] | None:
+        """What to commit next; nothing when closed or failed; None when it is time to sync."""
         with self._changed:
             while not self._queue:
                 if self._closing or self.failed is not None:
                     return []
-                if self._relaxed and self.committed > self._synced:
-                    if not self._changed.wait(self._sync_every_s):
-                        self.sync_relaxed()
-                else:
+                if not self._relaxed or self.committed == self._synced:
                     self._changed.wait()
+                elif not self._changed.wait(self._sync_every_s):
+                    return None
             self._linger()
             return self._take_group()
 
@@ -373,8 +381,8 @@ class Committer:
             except OSError:
                 self._unstage(staged)
                 raise
-            self._make_durable()
-            self._confirm(extents[-1].lsn + extents[-1].length, staged)
+            synced = self._make_durable()
+            self._confirm(extents[-1].lsn + extents[-1].length, staged, synced=synced)
         return outcomes
 
     def _renew_epoch(self) -> PenstockError | None:
@@ -387,9 +395,10 @@ class Committer:
             self._epoch_used = False
         return None
 
-    def _make_durable(self) -> None:
+    def _make_durable(self) -> bool:
+        """Sync what was written; False if durability is relaxed and that can wait."""
         if self._relaxed and time.monotonic() - self._synced_at < self._sync_every_s:
-            return
+            return False
         began = time.perf_counter()
         with self._syncing:
             try:
@@ -398,7 +407,7 @@ class Committer:
                 raise OSError(errno.EIO, f"the sync failed: {error}") from error
             self._synced_at = time.monotonic()
         self.stats.sync_seconds += time.perf_counter() - began
-        self._synced = -1  # up to what is about to be confirmed
+        return True
 
     def _wait_for_ring(self, need: int) -> PenstockError | None:
         """Wait until `need` bytes of the ring are free; an error if that cannot be waited for."""
@@ -480,7 +489,7 @@ class Committer:
                 self._ends.staged_lsn[each.pending.where] = each.previous
             self._producers.roll_back()
 
-    def _confirm(self, lsn: int, staged: list[Staged]) -> None:
+    def _confirm(self, lsn: int, staged: list[Staged], *, synced: bool) -> None:
         """The group is on disk: let readers see it."""
         ends = self._ends
         with ends.lock:
@@ -489,7 +498,7 @@ class Committer:
                 ends.tail_lsn[each.pending.where] = each.lsn
             self._producers.confirm()
         self.committed = lsn
-        if self._synced == -1:
+        if synced:
             self._synced = lsn
             self._mark.set(lsn)
         self._last_commit = time.monotonic()
@@ -523,16 +532,19 @@ class Committer:
             )
             self._settle(group, [(pending.receipt, full) for pending in group])
             return
-        failed = StorageFailed(
-            f"writing {self.journal.path} failed ({error}): the log has stopped, because what the "
-            "disk holds is no longer known. Check the disk, then start again: opening keeps all "
-            "that was confirmed"
-        )
+        failed = self._storage_failed(error)
         failed.__cause__ = error
         with self._changed:
             self.failed = failed
         self._settle(group, [(pending.receipt, failed) for pending in group])
         self.stop(failed)
+
+    def _storage_failed(self, error: OSError) -> StorageFailed:
+        return StorageFailed(
+            f"writing {self.journal.path} failed ({error}): the log has stopped, because what the "
+            "disk holds is no longer known. Check the disk, then start again: opening keeps all "
+            "that was confirmed"
+        )
 
 
 class _Extent:

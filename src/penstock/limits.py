@@ -82,7 +82,7 @@ LINGER_BELOW_BYTES: Final = 64 * KIB
 SEGMENT_BYTES_DEFAULT: Final = 128 * MIB
 SEGMENT_BYTES_MIN: Final = 16 * KIB
 SEGMENT_BYTES_MAX: Final = 1024 * MIB
-SEGMENT_BATCH_BYTES: Final = 256 * KIB
+SEGMENT_BATCH_BYTES: Final = 384 * KIB
 """One Arrow batch in a segment: small enough that a random read stays below 100 us with its
 checksum, large enough that the 600 bytes around it do not matter."""
 

@@ -56,6 +56,7 @@ _EXTENT: Final = 4 * limits.MIB
 _AROUND: Final = 4096
 """More than schema, metadata and padding take around the columns of a batch."""
 
+_INDEX_ROW: Final = 72
 _INDEX_MAGIC: Final = b"PENSTOCK INDEX 1"
 
 
@@ -69,6 +70,9 @@ class BatchEntry(NamedTuple):
     size: int
     min_time: int
     max_time: int
+    crc: int
+    crc_at: int
+    """Where in the message the digits of the crc stand."""
 
 
 def segment_name(base: int, suffix: str) -> str:
@@ -376,11 +380,8 @@ class SegmentFile:
             raise self._damaged(begin, "the file is shorter than it was")
         for entry in self._entries[first:last]:
             at = entry.offset - begin
-            described = check_message(view[at : at + entry.length])
-            if described is None:
+            if not is_whole(view[at : at + entry.length], entry):
                 raise self._damaged(entry.offset, "its checksum is wrong")
-            if described != (entry.base, entry.rows):
-                raise self._damaged(entry.offset, "it is not the batch its index describes")
         try:
             reader = ipc.open_stream(data, options=_ONE_THREAD)
             batches = [reader.read_next_batch() for _ in range(first, last)]
@@ -445,14 +446,18 @@ class SegmentFile:
         body = data[len(_INDEX_MAGIC) : -4]
         if (
             not data.startswith(_INDEX_MAGIC)
-            or len(body) % 56
+            or len(body) % _INDEX_ROW
             or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little")
         ):
             return False
-        rows = np.frombuffer(body, np.int64).reshape(-1, 7).tolist()
+        rows = np.frombuffer(body, np.int64).reshape(-1, _INDEX_ROW // 8).tolist()
         if not rows or rows[-1][0] + rows[-1][1] > self._file.size():
             return False
-        self._entries = [BatchEntry(*row) for row in rows]
+        entries = [BatchEntry(*row) for row in rows]
+        for entry in (entries[0], entries[-1]):
+            if _parse_entry(self._file.read(_HEAD_GUESS, entry.offset), entry.offset) != entry:
+                return False  # of another file, or older than this one
+        self._entries = entries
         self._bases = np.array([entry.base for entry in self._entries], np.int64)
         self._walked = self._entries[-1].offset + self._entries[-1].length
         self._checked = len(self._entries)
@@ -471,18 +476,13 @@ class SegmentFile:
         )
 
 
-def check_message(message: memoryview) -> tuple[int, int] | None:
-    """First index and rows of a whole IPC batch message; None if its checksum is wrong."""
-    head = bytes(message[:_HEAD_GUESS])
-    note = _NOTE.search(head)
-    if note is None:
-        return None
-    crc, base, rows, *_ = note.groups()
-    at = note.start(1)
-    check = crc32c(_ZERO_DIGITS, crc32c(head[:at]))
-    if crc32c(message[at + len(_ZERO_DIGITS) :], check) != int(crc, 16):
-        return None
-    return int(base), int(rows)
+def is_whole(message: memoryview, entry: BatchEntry) -> bool:
+    """Whether a batch message has the checksum that was found when the file was walked.
+
+    It covers the note too, so a message that passes is the one the entry describes.
+    """
+    crc = crc32c(_ZERO_DIGITS, crc32c(message[: entry.crc_at]))
+    return bool(crc32c(message[entry.crc_at + len(_ZERO_DIGITS) :], crc) == entry.crc)
 
 
 def _parse_entry(head: bytes, offset: int) -> BatchEntry | None:
@@ -492,10 +492,12 @@ def _parse_entry(head: bytes, offset: int) -> BatchEntry | None:
     note = _NOTE.search(head, 8, min(len(head), 8 + metadata))
     if note is None or metadata % 8:
         return None
-    _, base, rows, body, size, low, high = map(int, (b"0", *note.groups()[1:]))
+    base, rows, body, size, low, high = map(int, note.groups()[1:])
     if base >= 2**63:
         return None
-    return BatchEntry(offset, 8 + metadata + body, base, rows, size, low, high)
+    return BatchEntry(
+        offset, 8 + metadata + body, base, rows, size, low, high, int(note[1], 16), note.start(1)
+    )
 
 
 # -- sealing -------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ WORDS = {
     "log.low_rate": "1,000 streams with a record a second each, against 12 % of a core",
     "log.low_rate_ack_p50": "its confirmations, p50",
     "log.low_rate_ack_p99": "its confirmations, p99",
-    "log.many_streams_1k": "1,000 streams interleaved at random, against raw append",
+    "log.many_streams": "1,000 streams interleaved at random, against raw append",
     "log.many_streams_10k": "10,000 streams interleaved at random, against raw append",
     "log.readers": "append while another process scans everything, against alone",
     "log.memory_stalled": "memory above the buffer while the disk stands still, against 64 MiB",

@@ -18,7 +18,7 @@ COMPILED := .venv/.compiled$(if $(filter-out 0,$(PENSTOCK_PURE)),-pure)
 TYPED := $(wildcard src tests bench examples scripts hatch_build.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check bench figures crash fuzz build lock clean
+.PHONY: help setup demo test test-fast check bench figures reference crash fuzz build lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -44,12 +44,16 @@ check: $(COMPILED) ## lint, format, types, and who may import whom
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy $(TYPED)
 	@$(BIN)/lint-imports --no-logo
+	@$(PY) scripts/reference.py --check
 
 bench: $(COMPILED) ## measure; ONLY=log measures one thing
 	@$(PY) -m bench $(ONLY)
 
 figures: $(COMPILED) ## put what bench and crash measured last into the README
 	@$(PY) -m bench.readme
+
+reference: $(COMPILED) ## write docs/configuration.md from the code
+	@$(PY) scripts/reference.py
 
 crash: $(COMPILED) ## kill the log 200 times and check that nothing confirmed was lost
 	@PENSTOCK_CRASH_ROUNDS=200 PENSTOCK_CRASH_OUT=bench/out/crash.json $(PY) -m pytest -s tests/crash

@@ -8,10 +8,14 @@
     │   ├── UnknownStream          no such stream
     │   ├── UnknownPartition       the stream has fewer partitions
     │   ├── UnknownGroup           no such group, or it has no position there
+    │   ├── UnknownUser            no such user
     │   ├── StreamExists           the name is taken, or clashes with one that is
     │   ├── IndexOutOfRange        an index past the end of a partition
     │   ├── IndexTrimmed           an index below the earliest one kept
     │   ├── PositionBackwards      a saved position may only move forward; reset it instead
+    │   ├── BadFormat              bytes that are not what their content type says
+    │   ├── Unauthorized           no token, or one that is not valid
+    │   ├── Forbidden              the user has no right to do that
     │   └── LimitExceeded          larger or more than a limit in `limits.py` allows
     │       ├── RecordTooLarge
     │       ├── BatchTooLarge
@@ -74,6 +78,10 @@ class UnknownGroup(LocalError):
     code = "unknown-group"
 
 
+class UnknownUser(LocalError):
+    code = "unknown-user"
+
+
 class StreamExists(LocalError):
     code = "stream-exists"
 
@@ -94,6 +102,18 @@ class IndexTrimmed(LocalError):
 
 class PositionBackwards(LocalError):
     code = "position-backwards"
+
+
+class BadFormat(LocalError):
+    code = "bad-format"
+
+
+class Unauthorized(LocalError):
+    code = "unauthorized"
+
+
+class Forbidden(LocalError):
+    code = "forbidden"
 
 
 class LimitExceeded(LocalError):

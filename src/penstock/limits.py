@@ -119,6 +119,31 @@ OWNER_EXIT_S_MAX: Final = 20.0
 CLOSE_S_MAX: Final = 60.0
 FOLLOW_S_MAX: Final = 300.0
 
+# -- the hub's HTTP API ------------------------------------------------------------------------
+
+HTTP_BODY_BYTES_MAX: Final = 32 * MIB
+"""One request body; more records go in several requests."""
+
+HTTP_BODY_S_MAX: Final = 30.0
+HTTP_HEADERS_BYTES_MAX: Final = 16 * KIB
+HTTP_CONNECTIONS_MAX: Final = 12_000
+HTTP_KEEPALIVE_S: Final = 75.0
+HTTP_BODIES_BYTES_MAX: Final = 128 * MIB
+"""All request bodies held at once; further requests wait."""
+
+TAIL_HEARTBEAT_S: Final = 15.0
+TAIL_WRITE_S_MAX: Final = 30.0
+"""A tail that takes nothing for this long is closed."""
+
+USERS_MAX: Final = 10_000
+USER_NAME_BYTES_MAX: Final = 64
+RIGHTS_PER_USER_MAX: Final = 100
+TOKENS_CACHED_MAX: Final = 10_000
+"""Tokens that were checked lately: argon2id takes 50 ms on purpose."""
+
+METRIC_STREAMS_MAX: Final = 1_000
+"""Streams with metrics of their own; the rest is counted together under `_other`."""
+
 # -- groups ------------------------------------------------------------------------------------
 
 GROUP_STALE_DEFAULT_S: Final = 7 * 24 * 3600.0

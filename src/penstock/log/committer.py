@@ -39,6 +39,7 @@ from penstock.log.journal import Journal, Mark
 from penstock.log.producers import Producers, Sequenced
 from penstock.log.receipt import Appended, Receipt, fulfil
 from penstock.log.settings import LogSettings
+from penstock.log.stats import LogStats
 
 _LINGER_SKIPS = 64
 """Commits without linger after one that waited and met nobody."""
@@ -104,17 +105,6 @@ class Staged(NamedTuple):
     last_ids: NDArray[np.uint64] | None
 
 
-class CommitStats:
-    """Counters, written by the commit thread only."""
-
-    def __init__(self) -> None:
-        self.commits = 0
-        self.records = 0
-        self.bytes = 0
-        self.sync_seconds = 0.0
-        self.ring_full_seconds = 0.0
-
-
 class Committer:
     """Owns the journal's head. `on_commit` is called after each commit with the new lsn."""
 
@@ -136,7 +126,7 @@ class Committer:
         publish: Callable[[list[Staged]], None],
     ) -> None:
         self.journal = journal
-        self.stats = CommitStats()
+        self.stats = LogStats()
         self.committed = lsn
         self.freed = freed
         self.failed: PenstockError | None = None
@@ -303,6 +293,7 @@ class Committer:
             return self.failed is None
         if not group:
             return False
+        began = time.perf_counter()
         try:
             outcomes = self._commit(group)
         except OSError as error:
@@ -312,6 +303,7 @@ class Committer:
             stopped = StorageFailed(f"the log stopped: {error!r}. Open it again")
             self._settle(group, [(pending.receipt, stopped) for pending in group])
             raise
+        self.stats.commit.add(time.perf_counter() - began)
         self._settle(group, outcomes)
         return True
 
@@ -406,7 +398,7 @@ class Committer:
             except OSError as error:  # whatever it is, also ENOSPC: never tried again
                 raise OSError(errno.EIO, f"the sync failed: {error}") from error
             self._synced_at = time.monotonic()
-        self.stats.sync_seconds += time.perf_counter() - began
+        self.stats.sync.add(time.perf_counter() - began)
         return True
 
     def _wait_for_ring(self, need: int) -> PenstockError | None:
@@ -479,7 +471,10 @@ class Committer:
         extent.length += length
         staged.append(Staged(pending, kept, lsn, bases, previous, last_ids))
         outcomes.append(
-            (pending.receipt, Appended(bases, pending.slots, pending.batch.count, kept))
+            (
+                pending.receipt,
+                Appended(bases, pending.slots, pending.batch.count, kept, pending.pids),
+            )
         )
 
     def _unstage(self, staged: list[Staged]) -> None:

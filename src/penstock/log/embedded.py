@@ -60,6 +60,7 @@ from penstock.log.receipt import Receipt
 from penstock.log.recovery import Recovered, recover
 from penstock.log.segments import SegmentCache
 from penstock.log.settings import LogSettings, StreamSettings
+from penstock.log.stats import LogStats
 from penstock.log.streams import Partition, Stream, Streams
 from penstock.log.tail import Tail
 from penstock.log.waiters import Waiters
@@ -367,6 +368,22 @@ class EmbeddedLog(Log):
 
     # -- reading ---------------------------------------------------------------------------------
 
+    def partition_number(self, located: int) -> int:
+        """The number, within its stream, of a located partition."""
+        partition = self._streams.by_pid(located)
+        if partition is None:
+            raise UnknownStream("the stream of this partition was deleted")
+        return partition.number
+
+    def now(self) -> int:
+        """The log's clock, in microseconds."""
+        return self._clock()
+
+    def all_bounds(self, stream: str) -> list[tuple[int, int]]:
+        """The bounds of every partition."""
+        ends = self._ends.end
+        return [(each.earliest, int(ends[each.pid])) for each in self._stream(stream).partitions]
+
     def bounds(self, stream: str, partition: int) -> tuple[int, int]:
         found = self._partition(stream, partition)
         return found.earliest, int(self._ends.end[found.pid])
@@ -601,6 +618,16 @@ class EmbeddedLog(Log):
     def failed(self) -> PenstockError | None:
         """Why the log has stopped; None while it works."""
         return self._committer.failed
+
+    @property
+    def stats(self) -> LogStats:
+        """What the commit thread counts."""
+        return self._committer.stats
+
+    @property
+    def writer_restarts(self) -> int:
+        """How often the segment writer died."""
+        return self._checkpoints.link.restarts
 
     @property
     def writer_pid(self) -> int | None:

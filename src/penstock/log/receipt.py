@@ -19,7 +19,7 @@ from penstock.errors import LogBusy
 class Appended:
     """Where records went. `indexes` has the index of each; one that was dropped has -1."""
 
-    __slots__ = ("_bases", "_kept", "_slots", "count", "dropped", "first_index")
+    __slots__ = ("_bases", "_kept", "_pids", "_slots", "count", "dropped", "first_index")
 
     def __init__(
         self,
@@ -27,8 +27,10 @@ class Appended:
         slots: NDArray[np.uint16] | None,
         count: int,
         kept: NDArray[np.bool_] | None = None,
+        pids: NDArray[np.uint32] | None = None,
     ) -> None:
         self._bases = bases
+        self._pids = pids
         self._slots = slots
         self._kept = kept
         self.count = count
@@ -37,6 +39,15 @@ class Appended:
         """Records that were not, because the producer had sent them before."""
         self.first_index = int(bases[0]) if count else -1
         """The index of the first record stored; of the lowest partition, if there are several."""
+
+    def runs(self) -> list[tuple[int, int, int]]:
+        """Located partition, first index and number of records, for each partition touched."""
+        if self._pids is None or not self.count:
+            return []
+        if self._slots is None:
+            return [(int(self._pids[0]), self.first_index, self.count)]
+        counts = np.bincount(self._slots, minlength=len(self._bases)).tolist()
+        return list(zip(self._pids.tolist(), self._bases.tolist(), counts, strict=True))
 
     def indexes(self) -> NDArray[np.int64]:
         """The index of each record, in the order of the batch."""

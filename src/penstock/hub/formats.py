@@ -1,0 +1,261 @@
+"""Records in the formats people send and ask for: JSON lines, CSV, Arrow, plain lines.
+
+A JSON line is an object: `value` (text, or any JSON, which is stored as its text) or `value64`
+(base64), and if wished `key` or `key64`, `timestamp` (microseconds, or ISO 8601) and `headers`
+(name to text). Records are given the same way, with `partition` and `index`; bytes that are not
+UTF-8 come as base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from pyarrow import csv, ipc
+
+from penstock import limits
+from penstock.errors import BadFormat, PenstockError, TooMany
+from penstock.log import SCHEMA, Batch
+
+JSON_LINES: Final = "application/x-ndjson"
+CSV: Final = "text/csv"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+LINES: Final = "text/plain"
+FORMATS: Final = {"jsonl": JSON_LINES, "csv": CSV, "arrow": ARROW, "lines": LINES}
+_ALIASES: Final = {"application/jsonl": JSON_LINES, "application/json-lines": JSON_LINES}
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    value: Any = msgspec.UNSET
+    value64: str | None = None
+    key: str | None = None
+    key64: str | None = None
+    timestamp: int | str | None = None
+    headers: dict[str, str] | None = None
+
+
+_line_decoder = msgspec.json.Decoder(_Line)
+
+
+def media_type(content_type: str) -> str:
+    """The format of a content type, or `BadFormat`."""
+    plain = content_type.partition(";")[0].strip().lower()
+    plain = _ALIASES.get(plain, plain)
+    if plain not in FORMATS.values():
+        raise BadFormat(
+            f"content type {plain!r:.100} is not known: use {JSON_LINES}, {CSV}, {ARROW} or {LINES}"
+        )
+    return plain
+
+
+def parse(content_type: str, body: bytes, now: int) -> Batch:
+    """The records of a body. `now` is given to those without a time if others have one."""
+    kind = media_type(content_type)
+    if kind == JSON_LINES:
+        return _parse_json_lines(body, now)
+    if kind == ARROW:
+        return _parse_arrow(body)
+    if kind == CSV:
+        return _parse_csv(body)
+    lines = body.split(b"\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    return Batch.of(lines)
+
+
+def _parse_json_lines(body: bytes, now: int) -> Batch:
+    try:
+        lines = _line_decoder.decode_lines(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadFormat(_explain_line(body, error)) from None
+    _check_count(len(lines))
+    values: list[bytes] = []
+    encode = msgspec.json.encode
+    for number, line in enumerate(lines, 1):
+        value = line.value
+        if type(value) is str:
+            values.append(value.encode())
+        elif value is not msgspec.UNSET:
+            values.append(encode(value))
+        elif line.value64 is not None:
+            values.append(_unbase64(line.value64, number))
+        else:
+            raise BadFormat(f"line {number} has neither value nor value64")
+    keys = times = headers = None
+    if any(line.key is not None or line.key64 is not None for line in lines):
+        keys = [_key(line, number) for number, line in enumerate(lines, 1)]
+    if any(line.timestamp is not None for line in lines):
+        times = [_time(line, number, now) for number, line in enumerate(lines, 1)]
+    if any(line.headers for line in lines):
+        headers = [
+            [(name, text.encode()) for name, text in (line.headers or {}).items()] for line in lines
+        ]
+    return Batch.of(values, keys=keys, timestamps=times, headers=headers)
+
+
+def _explain_line(body: bytes, error: Exception) -> str:
+    """Which line is wrong: decoding them all at once does not tell."""
+    for number, line in enumerate(body.split(b"\n"), 1):
+        if line.strip():
+            try:
+                _line_decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as own:
+                return f"line {number} is not a record: {own}"
+    return f"the body is not JSON lines: {error}"
+
+
+def _key(line: _Line, number: int) -> bytes | None:
+    if line.key is not None:
+        return line.key.encode()
+    return None if line.key64 is None else _unbase64(line.key64, number)
+
+
+def _time(line: _Line, number: int, now: int) -> int:
+    if line.timestamp is None:
+        return now
+    if isinstance(line.timestamp, int):
+        return line.timestamp
+    try:
+        return parse_time(line.timestamp)
+    except ValueError:
+        raise BadFormat(
+            f"line {number}: timestamp {line.timestamp!r:.60} is neither microseconds nor ISO 8601"
+        ) from None
+
+
+def parse_time(text: str) -> int:
+    """Microseconds since 1970 from a number or ISO 8601 text (UTC unless it says otherwise)."""
+    if text.lstrip("-").isdigit():
+        return int(text)
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = datetime.fromisoformat(text + "+00:00")
+    return round(moment.timestamp() * 1_000_000)
+
+
+def _unbase64(text: str, number: int) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadFormat(f"line {number} has bad base64") from None
+
+
+def _parse_arrow(body: bytes) -> Batch:
+    try:
+        table = ipc.open_stream(body).read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise BadFormat(f"the body is not an Arrow IPC stream: {error}") from None
+    _check_count(table.num_rows)
+    return Batch.from_table(table.combine_chunks())
+
+
+def _parse_csv(body: bytes) -> Batch:
+    text = {name: pa.binary() for name in ("key", "value")}
+    options = csv.ConvertOptions(column_types=text, strings_can_be_null=False)
+    try:
+        table = csv.read_csv(io.BytesIO(body), convert_options=options)
+    except (pa.ArrowException, OSError) as error:
+        raise BadFormat(f"the body is not CSV with a header line: {error}") from None
+    _check_count(table.num_rows)
+    return Batch.from_table(table.combine_chunks())
+
+
+def _check_count(count: int) -> None:
+    if count > limits.BATCH_RECORDS_MAX:
+        raise TooMany(f"{count} records in one request: at most {limits.BATCH_RECORDS_MAX}")
+
+
+# -- giving ----------------------------------------------------------------------------------------
+
+Render = Callable[[int, list[pa.RecordBatch]], bytes]
+
+
+def render_json_lines(partition: int, batches: list[pa.RecordBatch]) -> bytes:
+    """An object a line."""
+    return b"".join([line + b"\n" for line in json_records(partition, batches)])
+
+
+def json_records(partition: int, batches: list[pa.RecordBatch]) -> Iterator[bytes]:
+    """Each record as JSON."""
+    encode = msgspec.json.encode
+    for batch in batches:
+        times = batch.column(1).view(pa.int64())
+        for index, time, key, value, headers in zip(
+            *(column.to_pylist() for column in (batch.column(0), times, *batch.columns[2:])),
+            strict=True,
+        ):
+            record: dict[str, Any] = {"partition": partition, "index": index, "timestamp": time}
+            if key is not None:
+                _put_bytes(record, "key", key)
+            _put_bytes(record, "value", value)
+            if headers:
+                record["headers"] = {
+                    each["name"]: each["value"].decode("utf-8", "replace") for each in headers
+                }
+            yield encode(record)
+
+
+def _put_bytes(record: dict[str, Any], name: str, data: bytes) -> None:
+    try:
+        record[name] = data.decode()
+    except UnicodeDecodeError:
+        record[name + "64"] = base64.b64encode(data).decode()
+
+
+def render_arrow(partition: int, batches: list[pa.RecordBatch]) -> bytes:
+    """An Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, SCHEMA) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def render_csv(partition: int, batches: list[pa.RecordBatch]) -> bytes:
+    """Columns index, timestamp, key, value; text only."""
+    table = pa.Table.from_batches(batches, SCHEMA).drop(["headers"])
+    try:
+        text = table.set_column(2, "key", table["key"].cast(pa.utf8()))
+        text = text.set_column(3, "value", text["value"].cast(pa.utf8()))
+    except pa.ArrowException:
+        raise BadFormat("some values are not text: ask for JSON lines or Arrow") from None
+    sink = pa.BufferOutputStream()
+    csv.write_csv(text, sink)
+    return bytes(sink.getvalue())
+
+
+def render_lines(partition: int, batches: list[pa.RecordBatch]) -> bytes:
+    """The values alone, a line each."""
+    return b"".join([value + b"\n" for batch in batches for value in batch.column(3).to_pylist()])
+
+
+def encode_error(error: PenstockError) -> bytes:
+    """An error as the API gives it."""
+    return msgspec.json.encode({"error": {"code": error.code, "message": str(error)}})
+
+
+RENDERERS: Final[dict[str, Render]] = {
+    JSON_LINES: render_json_lines,
+    ARROW: render_arrow,
+    CSV: render_csv,
+    LINES: render_lines,
+}
+
+
+def choose(accept: str) -> str:
+    """The first known format in an Accept header; JSON lines if anything will do."""
+    for part in accept.split(","):
+        plain = part.partition(";")[0].strip().lower()
+        plain = _ALIASES.get(plain, plain)
+        if plain in RENDERERS:
+            return plain
+        if plain in ("*/*", "", "application/*"):
+            return JSON_LINES
+    raise BadFormat(f"none of {accept!r:.100} can be given: ask for {', '.join(RENDERERS)}")

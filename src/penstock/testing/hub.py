@@ -1,0 +1,81 @@
+"""The whole hub in a test's own process, in one line.
+
+with TestHub() as hub:
+    requests.post(hub.url + "/api/v1/streams", json={"name": "orders"})
+    hub.log.append("orders", Batch.of([b"one"]))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from penstock.config import Config
+from penstock.hub.hub import Hub
+from penstock.log import EmbeddedLog, small_log
+
+
+class TestHub:
+    """A hub on a free port of this machine, with a small log in a temporary directory."""
+
+    __test__ = False  # not a test, whatever its name makes pytest think
+
+    def __init__(self, data: str | Path | None = None, config: Config | None = None) -> None:
+        self._own = data is None
+        self.data = Path(data or tempfile.mkdtemp(prefix="penstock-test-"))
+        config = config or Config(log=small_log())
+        self.config = msgspec.structs.replace(
+            config,
+            hub=msgspec.structs.replace(config.hub, data=str(self.data)),
+            http=msgspec.structs.replace(config.http, listen="127.0.0.1:0"),
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._hub: Hub | None = None
+
+    @property
+    def hub(self) -> Hub:
+        assert self._hub is not None, "use it as a context manager"
+        return self._hub
+
+    @property
+    def log(self) -> EmbeddedLog:
+        return self.hub.log
+
+    @property
+    def url(self) -> str:
+        """Where the HTTP API is."""
+        return self.hub.doors[0].address
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run a coroutine function in the hub's event loop."""
+        return asyncio.run_coroutine_threadsafe(function(), self._loop).result()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self._hub = self.call(lambda: Hub.start(self.config))
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.call(self.hub.stop)
+        self._end()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        if self._own:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(self.data)

@@ -25,6 +25,11 @@ WORDS = {
     "log.many_streams": "1,000 streams interleaved at random, against raw append",
     "log.many_streams_10k": "10,000 streams interleaved at random, against raw append",
     "log.readers": "append while another process scans everything, against alone",
+    "hub.http_append": "1,000 records a request over HTTP as Arrow, against the log itself",
+    "hub.http_append_json": "the same as JSON lines, against 150,000 records/s",
+    "hub.idle_memory": "memory of an idle hub, against 150 MiB",
+    "hub.start": "seconds until a hub is ready",
+    "hub.start_1k_streams": "the same with 1,000 streams",
     "log.memory_stalled": "memory above the buffer while the disk stands still, against 64 MiB",
 }
 

@@ -1,4 +1,4 @@
-"""See Penstock's log at work: write, kill it in the middle, and find everything confirmed again.
+"""See Penstock at work: a hub, records in, a live tail, kill -9, and everything confirmed again.
 
 make demo            or    python examples/demo.py [--keep DIR]
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import ipc
@@ -23,86 +27,212 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import penstock
-from penstock.log import Batch, EmbeddedLog, open_log
 from penstock.log.verify import verify
 
 STREAM = "plant.readings"
 PARTITIONS = 4
-RECORDS = 400_000
+RECORDS = 200_000
 BATCH = 2_000
+KILL_AT = RECORDS // 2
+LINES = "application/x-ndjson"
 
 console = Console()
 
 
-def readings(first: int, count: int) -> Batch:
-    """Sensor readings, keyed by sensor."""
-    numbers = range(first, first + count)
-    return Batch.of(
-        [
-            json.dumps({"seq": n, "sensor": n % 97, "celsius": 20 + n % 40 / 4}).encode()
-            for n in numbers
-        ],
-        keys=[b"sensor-%d" % (n % 97) for n in numbers],
+class Hub:
+    """`penstock serve` in a process of its own."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> float:
+        """Seconds until it was ready."""
+        began = time.perf_counter()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from penstock.cli import main; main()", "serve",
+             "--data", str(self._data), "--listen", f"127.0.0.1:{self.port}"],
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        while self.ask("GET", "/readyz") is None:
+            if self._process.poll() is not None:
+                raise SystemExit("the hub did not start; try: penstock serve")
+            time.sleep(0.01)
+        return time.perf_counter() - began
+
+    def end(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+            self._process.wait()
+
+    def ask(self, method: str, path: str, body: bytes | None = None, kind: str = LINES) -> Any:
+        """The answer's JSON; None if nobody answers, or says that it cannot now."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, body, {"Content-Type": kind})
+            response = connection.getresponse()
+            answer = response.read()
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+        if response.status == 503:
+            return None
+        if response.status >= 400:
+            raise SystemExit(answer.decode())
+        return json.loads(answer) if answer else {}
+
+
+def lines(first: int, count: int) -> bytes:
+    """Sensor readings as JSON lines, keyed by sensor."""
+    return b"".join(
+        b'{"key":"sensor-%d","value":{"seq":%d,"celsius":%.2f}}\n' % (n % 97, n, 20 + n % 40 / 4)
+        for n in range(first, first + count)
     )
 
 
-def write(log: EmbeddedLog) -> float:
-    """Append with a progress bar; each batch is on disk before the next is made."""
+def watch(hub: Hub, seen: list[str]) -> None:
+    """A live tail, as a browser or curl would have it; ends with the hub."""
+    connection = http.client.HTTPConnection("127.0.0.1", hub.port, timeout=60)
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+        connection.request("GET", f"/api/v1/streams/{STREAM}/tail")
+        events = (line for line in connection.getresponse() if line.startswith(b"data: "))
+        seen.extend(event[6:].decode().strip() for event in events)
+
+
+def write(hub: Hub) -> tuple[float, float]:
+    """Send everything; half-way the hub is killed. A batch is sent again until it is confirmed.
+
+    Returns the seconds it took, and those until the killed hub was back.
+    """
     began = time.perf_counter()
+    back = 0.0
+    killer = threading.Timer(0.002, hub.end, [signal.SIGKILL])
     with Progress(
         TextColumn("  writing"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         console=console,
     ) as progress:  # fmt: skip
         task = progress.add_task("", total=RECORDS)
-        for first in range(0, RECORDS, BATCH):
-            log.append(STREAM, readings(first, BATCH))
-            progress.advance(task, BATCH)
-    return time.perf_counter() - began
+        sent = 0
+        while sent < RECORDS:
+            if sent >= KILL_AT and not back:
+                killer.start()
+            path = f"/api/v1/streams/{STREAM}/records?producer=demo&first_id={sent}"
+            answer = hub.ask("POST", path, lines(sent, BATCH))
+            if sent >= KILL_AT and not back:
+                killer.join()
+                progress.console.print("  [red]kill -9[/] half-way, in the middle of a request")
+                back = hub.start()
+            if answer is not None:
+                sent += BATCH
+                progress.update(task, completed=sent)
+    return time.perf_counter() - began, back
 
 
-def child(data: str) -> None:
-    """Runs in a process of its own: append, and print each batch that was confirmed."""
-    log = open_log(data)
-    first = RECORDS
-    while True:
-        log.append(
-            STREAM,
-            readings(first, BATCH),
-            0,
-            producer="demo",
-            ids=list(range(first, first + BATCH)),
+def stored(hub: Hub) -> list[int]:
+    """The numbers of all records in the hub."""
+    numbers = []
+    for partition in range(PARTITIONS):
+        at = 0
+        while True:
+            connection = http.client.HTTPConnection("127.0.0.1", hub.port)
+            connection.request(
+                "GET",
+                f"/api/v1/streams/{STREAM}/partitions/{partition}/records?from={at}&limit=50000",
+                headers={"Accept": "application/vnd.apache.arrow.stream"},
+            )
+            with ipc.open_stream(connection.getresponse().read()) as reader:
+                table = reader.read_all()
+            connection.close()
+            if not table.num_rows:
+                break
+            numbers += [json.loads(value)["seq"] for value in table["value"].to_pylist()]
+            at += table.num_rows
+    return numbers
+
+
+def demo(data: Path, *, keep: bool) -> int:
+    console.print(f"[bold]Penstock {penstock.__version__}[/]: streams to Spark\n")
+    hub = Hub(data)
+    try:
+        seconds = hub.start()
+        console.print(f"[bold]1[/] A hub, ready in {seconds:.1f} s at {hub.url}", highlight=False)
+        body = json.dumps({"name": STREAM, "partitions": PARTITIONS}).encode()
+        if not any(each["name"] == STREAM for each in hub.ask("GET", "/api/v1/streams")["streams"]):
+            hub.ask("POST", "/api/v1/streams", body, "application/json")
+        before = len(stored(hub))
+
+        console.print("\n[bold]2[/] JSON lines in over HTTP, each batch confirmed on disk")
+        seen: list[str] = []
+        threading.Thread(target=watch, args=(hub, seen), daemon=True).start()
+        took, back = write(hub)
+        console.print(f"  {RECORDS / took:,.0f} records a second, the kill included")
+        console.print(f"  the hub was back in {back:.1f} s; the live tail had seen {len(seen):,}:")
+        for record in seen[:2]:
+            console.print(f"    {record}", highlight=False)
+
+        console.print("\n[bold]3[/] Everything confirmed is there, once")
+        numbers = stored(hub)
+        new = numbers if before == 0 else sorted(numbers)[-RECORDS:]
+        missing, doubled = RECORDS - len(set(new)), len(new) - len(set(new))
+        colour = "green" if missing == doubled == 0 else "red"
+        console.print(
+            f"  sent {RECORDS:,}   [{colour}]missing {missing}   doubled {doubled}[/]   "
+            "(the batch under way was sent again under the same ids)"
         )
-        first += BATCH
-        print(first, flush=True)
+
+        console.print("\n[bold]4[/] A group has read half of it")
+        show_lag(hub)
+    finally:
+        hub.end(signal.SIGTERM)
+
+    console.print("\n[bold]5[/] The records are plain Arrow files; this is pyarrow alone")
+    path = min((data / "streams" / STREAM / "0").glob("*.arrow*"))
+    opened = ipc.open_stream if path.suffix == ".arrows" else ipc.open_file
+    with contextlib.closing(pa.OSFile(str(path))) as source:
+        for row in opened(source).read_all().slice(0, 2).to_pylist():
+            text = f"  {row['index']}  {row['key'].decode()}  {row['value'].decode()}"
+            console.print(text, highlight=False)
+    report = verify(data)
+    whole = "[green]all whole[/]" if report.ok else f"[red]{report.problems}[/]"
+    console.print(f"  verify: {report.records:,} records in {report.segments} segments, {whole}")
+    if keep:
+        console.print(f"\nThe data is in {data}. Next:")
+        for line in (
+            f"serve --data {data}",
+            "streams",
+            f"read {STREAM} --last 3",
+            f"tail {STREAM}",
+        ):
+            console.print(f"  .venv/bin/penstock {line}", highlight=False)
+    return 0 if report.ok and missing == doubled == 0 else 1
 
 
-def kill_in_the_middle(data: Path) -> tuple[int, EmbeddedLog, float]:
-    """Kill -9 a process that appends; returns what it had been told, and the log opened again."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, "--child", str(data)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    confirmed = RECORDS
-    until = time.monotonic() + 2.0
-    while time.monotonic() < until and (line := process.stdout.readline()):
-        confirmed = int(line)
-    process.send_signal(signal.SIGKILL)
-    for line in process.stdout:  # told before it died
-        confirmed = int(line)
-    process.wait()
-    process.stdout.close()
-    began = time.perf_counter()
-    log = open_log(data)
-    return confirmed, log, time.perf_counter() - began
+def show_lag(hub: Hub) -> None:
+    described = hub.ask("GET", f"/api/v1/streams/{STREAM}")
+    half = {str(each["number"]): each["end"] // 2 for each in described["partitions"]}
+    body = json.dumps({"positions": half}).encode()
+    path = f"/api/v1/groups/dashboard/streams/{STREAM}/positions"
+    answer = hub.ask("PUT", path, body, "application/json")
+    table = Table(box=None, padding=(0, 2))
+    columns = ("partition", "position", "end", "records", "seconds")
+    for column in columns:
+        table.add_column(
+            {"records": "lag", "seconds": "in seconds"}.get(column, column), justify="right"
+        )
+    for lag in answer["groups"]:
+        table.add_row(*(f"{lag[column]:,.0f}" for column in columns))
+    console.print(table)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--keep", metavar="DIR", help="keep the data in DIR to look around")
-    parser.add_argument("--child", metavar="DIR", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.child:
-        child(args.child)
     data = Path(args.keep or tempfile.mkdtemp(prefix="penstock-demo-"))
     try:
         return demo(data, keep=bool(args.keep))
@@ -112,75 +242,6 @@ def main() -> int:
     finally:
         if not args.keep:
             shutil.rmtree(data, ignore_errors=True)
-
-
-def demo(data: Path, *, keep: bool) -> int:
-    console.print(f"[bold]Penstock {penstock.__version__}[/]: streams to Spark\n")
-
-    console.print("[bold]1[/] A durable log, four partitions, each append confirmed on disk")
-    log = open_log(data)
-    if STREAM in log.streams():
-        log.delete_stream(STREAM)
-    log.create_stream(STREAM, PARTITIONS)
-    took = write(log)
-    console.print(f"  {RECORDS:,} records, {RECORDS / took:,.0f} a second, JSON made in Python\n")
-
-    console.print("[bold]2[/] A group reads half of it; its lag is in records and in seconds")
-    half = {number: log.bounds(STREAM, number)[1] // 2 for number in range(PARTITIONS)}
-    log.save_positions("dashboard", STREAM, half)
-    table = Table(box=None, padding=(0, 2))
-    for column in ("partition", "position", "end", "lag", "seconds"):
-        table.add_column(column, justify="right")
-    for lag in log.lags("dashboard"):
-        table.add_row(
-            *map(str, (lag.partition, lag.position, lag.end, lag.records)), f"{lag.seconds:.1f}"
-        )
-    console.print(table)
-    log.close()
-
-    console.print("\n[bold]3[/] kill -9 while it writes at full speed, then open it again")
-    confirmed, log, opened = kill_in_the_middle(data)
-    last = log.last_id("demo", STREAM, 0)
-    assert last is not None
-    assert last + 1 >= confirmed, "a confirmed record is missing"
-    stored = stored_ids(log)
-    missing = confirmed - RECORDS - sum(1 for n in stored if RECORDS <= n < confirmed)
-    console.print(
-        f"  confirmed before the kill {confirmed - RECORDS:,}   missing {missing}   "
-        f"doubled {len(stored) - len(set(stored))}   open again in {opened * 1000:.0f} ms\n"
-    )
-    log.checkpoint()
-    log.close()
-
-    console.print("[bold]4[/] The records are plain Arrow files; this is pyarrow alone")
-    path = min((data / "streams" / STREAM / "0").glob("*.arrow*"))
-    reader = ipc.open_stream if path.suffix == ".arrows" else ipc.open_file
-    with contextlib.closing(pa.OSFile(str(path))) as source:
-        rows = reader(source).read_all().slice(0, 3).to_pylist()
-    for row in rows:
-        console.print(
-            f"  {row['index']}  {row['key'].decode()}  {row['value'].decode()}", highlight=False
-        )
-
-    report = verify(data)
-    console.print(
-        f"\n[bold]5[/] verify: {report.records:,} records in {report.segments} segments, "
-        + ("[green]all whole[/]" if report.ok else f"[red]{report.problems}[/]")
-    )
-    if keep:
-        console.print(f"\nThe data is in {data}.")
-    return 0 if report.ok and missing == 0 else 1
-
-
-def stored_ids(log: EmbeddedLog) -> list[int]:
-    """What the killed process stored in partition 0, by its own numbers."""
-    found: list[int] = []
-    at, end = log.bounds(STREAM, 0)
-    while at < end:
-        for batch in log.read(STREAM, 0, at):
-            at += batch.num_rows
-            found.extend(json.loads(value)["seq"] for value in batch.column("value").to_pylist())
-    return [number for number in found if number >= RECORDS]
 
 
 if __name__ == "__main__":

@@ -166,10 +166,13 @@ class Log(ABC):
         """True if a batch of `nbytes` fits now; else `callback` is called when to ask again."""
 
     @abstractmethod
-    def choose_partitions(self, stream: str, batch: Batch) -> int | NDArray[np.uint32]:
+    def choose_partitions(
+        self, stream: str, batch: Batch, producer: str | None = None
+    ) -> int | NDArray[np.uint32]:
         """The target for a batch by its keys: as Kafka's Java client would choose.
 
-        Records without a key go together to one partition, a new one for each call.
+        Records without a key go together to one partition: a new one for each call, or always
+        the same for one producer, so that what it sends again is recognised.
         """
 
     def append(
@@ -186,7 +189,7 @@ class Log(ABC):
 
         Without a partition the records' keys choose it.
         """
-        target = self._target(stream, batch, partition)
+        target = self._target(stream, batch, partition, producer)
         return self.submit(
             target,
             batch,
@@ -207,7 +210,7 @@ class Log(ABC):
         drop_resent: bool = False,
     ) -> Appended:
         """Like `append`, for a coroutine."""
-        target = self._target(stream, batch, partition)
+        target = self._target(stream, batch, partition, producer)
         while True:
             try:
                 receipt = self.submit(
@@ -220,9 +223,11 @@ class Log(ABC):
             else:
                 return await receipt
 
-    def _target(self, stream: str, batch: Batch, partition: int | None) -> int | NDArray[np.uint32]:
+    def _target(
+        self, stream: str, batch: Batch, partition: int | None, producer: str | None
+    ) -> int | NDArray[np.uint32]:
         if partition is None:
-            return self.choose_partitions(stream, batch)
+            return self.choose_partitions(stream, batch, producer)
         return self.locate(stream, partition)
 
     @abstractmethod

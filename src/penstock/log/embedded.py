@@ -54,7 +54,7 @@ from penstock.log.groups import Groups
 from penstock.log.journal import Journal, Mark, create_journal
 from penstock.log.keeper import Keeper
 from penstock.log.names import check_stream_name
-from penstock.log.partitioner import partitions_of
+from penstock.log.partitioner import partition_of, partitions_of
 from penstock.log.producers import Producers, sequenced
 from penstock.log.receipt import Receipt
 from penstock.log.recovery import Recovered, recover
@@ -345,12 +345,17 @@ class EmbeddedLog(Log):
     def when_room(self, nbytes: int, callback: Callable[[], None]) -> bool:
         return self._committer.when_room(nbytes, callback)
 
-    def choose_partitions(self, stream: str, batch: Batch) -> int | NDArray[np.uint32]:
+    def choose_partitions(
+        self, stream: str, batch: Batch, producer: str | None = None
+    ) -> int | NDArray[np.uint32]:
         found = self._stream(stream)
         count = len(found.partitions)
         if count == 1:
             return found.partitions[0].pid
-        keyless = next(found.next_keyless) % count
+        if producer is None:
+            keyless = next(found.next_keyless) % count
+        else:
+            keyless = partition_of(producer.encode(), count)
         if batch.keys is None:
             return found.partitions[keyless].pid
         numbers = partitions_of(batch.key_array().to_pylist(), count, keyless)

@@ -40,6 +40,14 @@ class SendersWithIds(Base):
         assert read_all(log, stream) == [b"1", b"2", b"3", b"4", b"5"]
         assert log.last_id("p", stream, 0) == 5
 
+    def test_ids_sent_again_without_key_or_partition_are_dropped_too(
+        self, log: Log, name: str
+    ) -> None:
+        log.create_stream(name, partitions=5)
+        for _ in range(4):
+            log.append(name, sent([1, 2]), producer="p", ids=[1, 2], drop_resent=True)
+        assert sum(log.bounds(name, number)[1] for number in range(5)) == 2
+
     def test_a_batch_of_nothing_new_stores_nothing(self, log: Log, stream: str) -> None:
         log.append(stream, sent([5]), producer="p", ids=[5])
         nothing = log.append(stream, sent([4, 5]), producer="p", ids=[4, 5], drop_resent=True)

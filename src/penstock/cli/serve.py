@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 import uvloop
 
 from penstock import config as configuration
+from penstock import limits
 from penstock.cli.output import errors
 from penstock.hub.hub import Hub
 from penstock.hub.logs import set_up_logs
@@ -74,7 +76,17 @@ def serve(
     """
     resolved = configuration.load(config, flags=flags(data, listen, insecure, settings))
     set_up_logs(resolved.config.hub.log_level)
+    _allow_many_files(resolved.config.http.connections_max)
     uvloop.run(_serve(resolved.config))
+
+
+def _allow_many_files(connections: int) -> None:
+    """Raise the soft limit of open files, as far as the hard one lets us."""
+    wanted = connections + 4 * limits.OPEN_SEGMENTS_MAX
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def _serve(config: configuration.Config) -> None:

@@ -1,8 +1,8 @@
 """Records in the formats people send and ask for: JSON lines, CSV, Arrow, plain lines.
 
 A JSON line is an object: `value` (text, or any JSON, which is stored as its text) or `value64`
-(base64), and if wished `key` or `key64`, `timestamp` (microseconds, or ISO 8601) and `headers`
-(name to text). Records are given the same way, with `partition` and `index`; bytes that are not
+(base64), and if wished `key` or `key64`, `timestamp` (microseconds, or ISO 8601), `headers`
+(name to text) and `id` (its producer's number for it). Records are given the same way, with `partition` and `index`; bytes that are not
 UTF-8 come as base64.
 """
 
@@ -11,12 +11,16 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute as pc
 from pyarrow import csv, ipc
 
 from penstock import limits
@@ -28,6 +32,7 @@ CSV: Final = "text/csv"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 LINES: Final = "text/plain"
 FORMATS: Final = {"jsonl": JSON_LINES, "csv": CSV, "arrow": ARROW, "lines": LINES}
+_PIECE: Final = 256 * limits.KIB
 _ALIASES: Final = {"application/jsonl": JSON_LINES, "application/json-lines": JSON_LINES}
 
 
@@ -38,6 +43,14 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     key64: str | None = None
     timestamp: int | str | None = None
     headers: dict[str, str] | None = None
+    id: int | None = None
+
+
+class Parsed(NamedTuple):
+    """The records of a body, and their producer's ids if they have any."""
+
+    batch: Batch
+    ids: NDArray[np.uint64] | None = None
 
 
 _line_decoder = msgspec.json.Decoder(_Line)
@@ -54,7 +67,7 @@ def media_type(content_type: str) -> str:
     return plain
 
 
-def parse(content_type: str, body: bytes, now: int) -> Batch:
+def parse(content_type: str, body: bytes, now: int) -> Parsed:
     """The records of a body. `now` is given to those without a time if others have one."""
     kind = media_type(content_type)
     if kind == JSON_LINES:
@@ -66,15 +79,17 @@ def parse(content_type: str, body: bytes, now: int) -> Batch:
     lines = body.split(b"\n")
     if lines and not lines[-1]:
         lines.pop()
-    return Batch.of(lines)
+    return Parsed(Batch.of(lines))
 
 
-def _parse_json_lines(body: bytes, now: int) -> Batch:
+def _parse_json_lines(body: bytes, now: int) -> Parsed:
+    lines: list[_Line] = []
     try:
-        lines = _line_decoder.decode_lines(body)
+        for piece in _pieces(body):
+            lines += _line_decoder.decode_lines(piece)
+            _check_count(len(lines))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadFormat(_explain_line(body, error)) from None
-    _check_count(len(lines))
     values: list[bytes] = []
     encode = msgspec.json.encode
     for number, line in enumerate(lines, 1):
@@ -82,7 +97,12 @@ def _parse_json_lines(body: bytes, now: int) -> Batch:
         if type(value) is str:
             values.append(value.encode())
         elif value is not msgspec.UNSET:
-            values.append(encode(value))
+            try:
+                values.append(encode(value))
+            except OverflowError:
+                raise BadFormat(
+                    f"line {number} has a number of more than 64 bits: send it as text"
+                ) from None
         elif line.value64 is not None:
             values.append(_unbase64(line.value64, number))
         else:
@@ -96,7 +116,32 @@ def _parse_json_lines(body: bytes, now: int) -> Batch:
         headers = [
             [(name, text.encode()) for name, text in (line.headers or {}).items()] for line in lines
         ]
-    return Batch.of(values, keys=keys, timestamps=times, headers=headers)
+    ids = None
+    if any(line.id is not None for line in lines):
+        ids = _ids(pa.array, [line.id for line in lines])
+    return Parsed(Batch.of(values, keys=keys, timestamps=times, headers=headers), ids)
+
+
+def _ids(make: Callable[..., pa.Array], column: Any) -> NDArray[np.uint64]:
+    """Producer ids as numbers; `make` turns the column into an array of a type."""
+    try:
+        array = make(column, pa.uint64())
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        array = None
+    if array is None or array.null_count:
+        raise BadFormat("ids must be whole numbers from 0 to 2**64 - 1, one for each record")
+    ids: NDArray[np.uint64] = array.to_numpy(zero_copy_only=False)
+    return ids
+
+
+def _pieces(body: bytes) -> Iterator[memoryview]:
+    """Whole lines, about 256 KiB at a time: other threads get their turn in between."""
+    view = memoryview(body)
+    at = 0
+    while at < len(body):
+        end = body.find(b"\n", at + _PIECE) + 1 or len(body)
+        yield view[at:end]
+        at = end
 
 
 def _explain_line(body: bytes, error: Exception) -> str:
@@ -131,12 +176,15 @@ def _time(line: _Line, number: int, now: int) -> int:
 
 def parse_time(text: str) -> int:
     """Microseconds since 1970 from a number or ISO 8601 text (UTC unless it says otherwise)."""
-    if text.lstrip("-").isdigit():
+    if _WHOLE.fullmatch(text):
         return int(text)
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         moment = datetime.fromisoformat(text + "+00:00")
     return round(moment.timestamp() * 1_000_000)
+
+
+_WHOLE: Final = re.compile(r"-?[0-9]{1,18}")
 
 
 def _unbase64(text: str, number: int) -> bytes:
@@ -146,25 +194,37 @@ def _unbase64(text: str, number: int) -> bytes:
         raise BadFormat(f"line {number} has bad base64") from None
 
 
-def _parse_arrow(body: bytes) -> Batch:
+def _parse_arrow(body: bytes) -> Parsed:
     try:
         table = ipc.open_stream(body).read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise BadFormat(f"the body is not an Arrow IPC stream: {error}") from None
-    _check_count(table.num_rows)
-    return Batch.from_table(table.combine_chunks())
+    return _from_table(table)
 
 
-def _parse_csv(body: bytes) -> Batch:
+def _parse_csv(body: bytes) -> Parsed:
     text = {name: pa.binary() for name in ("key", "value")}
     options = csv.ConvertOptions(column_types=text, strings_can_be_null=False)
     try:
         table = csv.read_csv(io.BytesIO(body), convert_options=options)
     except (pa.ArrowException, OSError) as error:
         raise BadFormat(f"the body is not CSV with a header line: {error}") from None
+    return _from_table(table)
+
+
+def _from_table(table: pa.Table) -> Parsed:
+    """The column `id`, if there is one, is the producer's; the others are the record's."""
     _check_count(table.num_rows)
-    return Batch.from_table(table.combine_chunks())
+    names = table.schema.names
+    if len(set(names)) != len(names):
+        raise BadFormat(f"the columns are {names}: each may be there once")
+    table = table.combine_chunks()
+    ids = None
+    if "id" in names:
+        ids = _ids(pc.cast, table["id"].combine_chunks())
+        table = table.drop(["id"])
+    return Parsed(Batch.from_table(table), ids)
 
 
 def _check_count(count: int) -> None:

@@ -16,7 +16,7 @@ import ipaddress
 import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,14 +26,17 @@ from penstock.config import Config
 from penstock.errors import BadSetting
 from penstock.hub.metrics import Metrics
 from penstock.hub.tls import Tls
-from penstock.hub.users import Users
-from penstock.log import Appended, Batch, EmbeddedLog, open_log
+from penstock.hub.users import User, Users
+from penstock.log import Appended, Batch, EmbeddedLog, now_us, open_log
 
 T = TypeVar("T")
 _THREADS = 8
 """Log calls that may wait for the disk run in these; appends never do."""
 
 _RELOAD_S = 5.0
+_CLOSE_MORE_S = 5.0
+"""How much longer than it was given a door may take to close before the hub goes on without it."""
+
 logger = structlog.get_logger("penstock.hub")
 
 
@@ -74,20 +77,38 @@ class Hub:
         self.ready = False
         self.started_at = time.time()
         self._reloading: asyncio.Task[None] | None = None
+        self._checker = concurrent.futures.ThreadPoolExecutor(1, "penstock-users")
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, "penstock-hub")
 
     @classmethod
-    async def start(cls, config: Config) -> Hub:
-        """Open the log and the doors."""
+    async def start(
+        cls,
+        config: Config,
+        *,
+        doors: Sequence[Callable[[Hub], Door]] = (),
+        clock: Callable[[], int] = now_us,
+    ) -> Hub:
+        """Open the log and the doors: HTTP, and those that `doors` make.
+
+        Without HTTP nobody could look into the hub, so it has to open. Another door that cannot
+        is reported and left closed.
+        """
         from penstock.hub.http import HttpDoor
 
-        log = await asyncio.to_thread(open_log, config.hub.data, config.log)
-        hub = cls(config, log)
+        log = await asyncio.to_thread(open_log, config.hub.data, config.log, clock=clock)
+        try:
+            hub = cls(config, log)
+        except BaseException:
+            await asyncio.to_thread(log.close)
+            raise
         try:
             check_exposure(config, hub.users, config.http.listen)
-            hub.doors.append(HttpDoor(hub))
-            for door in hub.doors:
-                await door.open()
+            hub.users.required = is_exposed(config, config.http.listen)
+            http = HttpDoor(hub)
+            hub.doors.append(http)
+            await http.open()
+            for make in doors:
+                await hub._open(make)
         except BaseException:
             await hub.stop()
             raise
@@ -95,18 +116,31 @@ class Hub:
         hub._reloading = asyncio.create_task(hub._reload_tls())
         return hub
 
+    async def _open(self, make: Callable[[Hub], Door]) -> None:
+        door = make(self)
+        try:
+            await door.open()
+        except Exception as error:
+            logger.exception("a door did not open", door=door.name, error=str(error))
+        else:
+            self.doors.append(door)
+
     async def stop(self) -> None:
         """Close the doors, commit what they took, close the log."""
         self.ready = False
         if self._reloading is not None:
             self._reloading.cancel()
         seconds = self.config.hub.stop_seconds
-        closing = [door.close(seconds) for door in self.doors]
-        for outcome in await asyncio.gather(*closing, return_exceptions=True):
+        closing = [
+            asyncio.wait_for(door.close(seconds), seconds + _CLOSE_MORE_S) for door in self.doors
+        ]
+        outcomes = await asyncio.gather(*closing, return_exceptions=True)
+        for door, outcome in zip(self.doors, outcomes, strict=True):
             if isinstance(outcome, BaseException):
-                logger.error("a door did not close cleanly", error=repr(outcome))
+                logger.error("a door did not close cleanly", door=door.name, error=repr(outcome))
         await asyncio.to_thread(self.log.close)
         self._threads.shutdown(wait=False)
+        self._checker.shutdown(wait=False)
 
     async def _reload_tls(self) -> None:
         """Use new certificates as they come; a bad one is reported once, and the old one kept."""
@@ -126,6 +160,11 @@ class Hub:
         """Run a log call that may wait, without holding up the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
+
+    async def authenticate(self, token: str | None) -> User:
+        """Who has this token. One at a time: argon2id takes 50 ms and 64 MiB, on purpose."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._checker, self.users.authenticate, token)
 
     async def append(
         self, door: str, stream: str, batch: Batch, partition: int | None = None, **producer: Any
@@ -157,10 +196,15 @@ def split_address(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def is_exposed(config: Config, listen: str) -> bool:
+    """Whether others can reach the hub, and nobody said that this is fine."""
+    host, _ = split_address(listen)
+    return not (is_loopback(host) or config.hub.insecure)
+
+
 def check_exposure(config: Config, users: Users, listen: str) -> None:
     """Refuse to listen beyond this machine without TLS and users, unless told to."""
-    host, _ = split_address(listen)
-    if is_loopback(host) or config.hub.insecure:
+    if not is_exposed(config, listen):
         return
     lacking = []
     if config.tls.certificate is None:

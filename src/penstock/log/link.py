@@ -24,14 +24,11 @@ from penstock.log.writer import (
     Advance,
     Begin,
     Broken,
-    ChangePartition,
     DiskHasRoom,
     DiskIsFull,
     DropPartitions,
     FromWriter,
     LetGo,
-    Recorded,
-    Roll,
     SegmentWriter,
     Stop,
     ToWriter,
@@ -92,14 +89,7 @@ class InlineWriter(WriterLink):
 
     def send(self, message: ToWriter) -> None:
         with self._lock:
-            if isinstance(message, AddPartition):
-                self._writer.add(message)
-            elif isinstance(message, ChangePartition):
-                self._writer.change(message)
-            elif isinstance(message, Roll):
-                self._writer.roll(message.pid)
-            elif isinstance(message, Recorded):
-                self._writer.recorded(message.lsn)
+            self._writer.obey(message)
 
     def drop(self, pids: list[int]) -> None:
         with self._lock:

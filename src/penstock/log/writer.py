@@ -227,6 +227,19 @@ class SegmentWriter:
 
     # -- partitions ------------------------------------------------------------------------------
 
+    def obey(self, message: ToWriter) -> None:
+        """Do what the log says, but for `Advance`: that gives checkpoints back."""
+        if isinstance(message, AddPartition):
+            self.add(message)
+        elif isinstance(message, ChangePartition):
+            self.change(message)
+        elif isinstance(message, DropPartitions):
+            self.drop(message.pids)
+        elif isinstance(message, Roll):
+            self.roll(message.pid)
+        elif isinstance(message, Recorded):
+            self.recorded(message.lsn)
+
     def add(self, message: AddPartition) -> None:
         if message.pid not in self._partitions:
             self._partitions[message.pid] = _Partition(self._data, message)

@@ -24,18 +24,15 @@ from penstock import limits
 from penstock.errors import PenstockError
 from penstock.log.disk import RealDisk
 from penstock.log.writer import (
-    AddPartition,
     Advance,
     Begin,
     Broken,
-    ChangePartition,
     DiskHasRoom,
     DiskIsFull,
     DropPartitions,
     FromWriter,
     LetGo,
     Recorded,
-    Roll,
     SegmentWriter,
     Stop,
     ToWriter,
@@ -123,21 +120,13 @@ class _Driver:
                 self._changed.notify_all()
 
     def _obey(self, order: ToWriter) -> None:
-        writer = self._writer
-        assert writer is not None
-        if isinstance(order, AddPartition):
-            writer.add(order)
-        elif isinstance(order, ChangePartition):
-            writer.change(order)
-        elif isinstance(order, DropPartitions):
-            writer.drop(order.pids)
+        assert self._writer is not None
+        self._writer.obey(order)
+        if isinstance(order, DropPartitions):
             self._tell(LetGo(order.pids))
-        elif isinstance(order, Roll):
-            writer.roll(order.pid)
         elif isinstance(order, Recorded):
-            writer.recorded(order.lsn)
             with self._changed:
-                self._changed.notify_all()
+                self._changed.notify_all()  # there may be something to seal
 
     def _advance(self, committed: int, force: bool) -> None:
         assert self._writer is not None

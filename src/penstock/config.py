@@ -47,7 +47,7 @@ class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body_seconds_max: float = limits.HTTP_BODY_S_MAX
     """How long a request body may take to arrive."""
     connections_max: int = limits.HTTP_CONNECTIONS_MAX
-    """Connections open at once; further ones wait to be accepted."""
+    """Connections open at once; further ones are answered with 503 and closed."""
 
 
 class TlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

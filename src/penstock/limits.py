@@ -111,6 +111,9 @@ TAIL_CHAINS_MAX: Final = 4_096
 
 TAIL_FRAMES_PER_READ_MAX: Final = 16_384
 
+RETENTION_MAX: Final = 2**53
+"""Of seconds, bytes or records to keep: whole numbers beyond are not exact in JSON."""
+
 # -- waits -------------------------------------------------------------------------------------
 
 OWNER_EXIT_S_MAX: Final = 20.0
@@ -131,7 +134,13 @@ HTTP_KEEPALIVE_S: Final = 75.0
 HTTP_BODIES_BYTES_MAX: Final = 128 * MIB
 """All request bodies held at once; further requests wait."""
 
+READ_WAIT_S_MAX: Final = 60.0
+"""How long a read may wait at the end for more; proxies close what is idle for longer."""
+
 TAIL_HEARTBEAT_S: Final = 15.0
+TAIL_END_S_MAX: Final = 1.0
+"""How long the end of a tail may take to reach a client that may not read."""
+
 TAIL_WRITE_S_MAX: Final = 30.0
 """A tail that takes nothing for this long is closed."""
 
@@ -140,6 +149,9 @@ USER_NAME_BYTES_MAX: Final = 64
 RIGHTS_PER_USER_MAX: Final = 100
 TOKENS_CACHED_MAX: Final = 10_000
 """Tokens that were checked lately: argon2id takes 50 ms on purpose."""
+
+METRIC_PARTITIONS_MAX: Final = 10_000
+"""Partitions with metrics of their own, of streams in the order of their names."""
 
 METRIC_STREAMS_MAX: Final = 1_000
 """Streams with metrics of their own; the rest is counted together under `_other`."""

@@ -2,8 +2,8 @@
 
 A JSON line is an object: `value` (text, or any JSON, which is stored as its text) or `value64`
 (base64), and if wished `key` or `key64`, `timestamp` (microseconds, or ISO 8601), `headers`
-(name to text) and `id` (its producer's number for it). Records are given the same way, with `partition` and `index`; bytes that are not
-UTF-8 come as base64.
+(name to text) and `id` (its producer's number for it). Records are given the same way, with
+`partition` and `index`; bytes that are not UTF-8 come as base64.
 """
 
 from __future__ import annotations

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
 import structlog
-from aiohttp import web
+from aiohttp import ClientPayloadError, web
+from aiohttp.http_exceptions import ContentEncodingError, PayloadEncodingError
 
 import penstock
 from penstock import limits
 from penstock.errors import (
+    BadBatch,
     BadFormat,
     BadSetting,
     BatchTooLarge,
@@ -47,7 +50,7 @@ from penstock.hub.hub import Door, split_address
 from penstock.hub.openapi import document
 from penstock.hub.tail import tail_events
 from penstock.hub.users import Right, User, require
-from penstock.log import ResetTo, StreamSettings
+from penstock.log import ResetTo, StreamInfo, StreamSettings
 
 if TYPE_CHECKING:
     from penstock.hub.hub import Hub
@@ -98,6 +101,7 @@ class HttpDoor(Door):
         self._bodies = _ByteBudget(limits.HTTP_BODIES_BYTES_MAX)
         self._stopping = asyncio.Event()
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
         self._address = ""
 
     @property
@@ -127,22 +131,33 @@ class HttpDoor(Door):
             shutdown_timeout=self._hub.config.hub.stop_seconds,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, ssl_context=context, backlog=1024)
+        loop = asyncio.get_running_loop()
         try:
-            await site.start()
+            self._listener = await loop.create_server(
+                self._connected, host, port, ssl=context, backlog=1024
+            )
         except OSError as error:
             raise BadSetting(
-                f"cannot listen on {host}:{port} ({error.strerror}): is another hub running? "
-                "Stop it, or choose another port with http.listen"
+                f"cannot listen on {host}:{port} ({error.strerror or error}): is another hub "
+                "running? Stop it, or choose another port with http.listen"
             ) from None
-        server = site._server
-        assert server is not None
-        real = server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+        real = self._listener.sockets[0].getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         self._address = f"{'https' if context else 'http'}://{shown}:{real}"
 
+    def _connected(self) -> asyncio.Protocol:
+        """Who serves a new connection: aiohttp, up to the limit."""
+        assert self._runner is not None
+        server = self._runner.server
+        if server is None or self.connections >= self._hub.config.http.connections_max:
+            self._hub.metrics.rejected("http", "too-many-connections")
+            return _Crowded()
+        return server()
+
     async def close(self, seconds: float) -> None:
         self._stopping.set()
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -164,9 +179,12 @@ class HttpDoor(Door):
             web.delete(stream, self._delete_stream),
             web.post(stream + "/records", self._append),
             web.get(stream + "/tail", self._tail),
+            web.get(stream + "/producers/{producer}", self._producer),
+            web.get(partition, self._describe_partition),
             web.get(partition + "/records", self._read),
             web.post(partition + "/trim", self._trim),
             web.get(v1 + "/groups", self._list_groups),
+            web.get(group, self._describe_group),
             web.put(group, self._register_group),
             web.delete(group, self._drop_group),
             web.put(group + "/positions", self._save_positions),
@@ -180,7 +198,8 @@ class HttpDoor(Door):
         try:
             return await handler(request)
         except PenstockError as error:
-            return self._refuse(status_of(error), error.code, str(error))
+            more = {"earliest": error.earliest} if isinstance(error, IndexTrimmed) else {}
+            return self._refuse(status_of(error), error.code, str(error), **more)
         except web.HTTPException as error:
             if error.status < 400:
                 raise
@@ -197,14 +216,14 @@ class HttpDoor(Door):
                 500, "internal", "this is a bug in Penstock; its log has the details"
             )
 
-    def _refuse(self, status: int, code: str, message: str) -> web.Response:
+    def _refuse(self, status: int, code: str, message: str, **more: int) -> web.Response:
         self._hub.metrics.rejected("http", code)
         headers = {}
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         if status == 503:
             headers["Retry-After"] = "1"
-        return _json({"error": {"code": code, "message": message}}, status, headers)
+        return _json({"error": {"code": code, "message": message, **more}}, status, headers)
 
     @web.middleware
     async def _who(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -257,8 +276,14 @@ class HttpDoor(Door):
     async def _list_streams(self, request: web.Request) -> web.Response:
         user = _user(request)
         names = [name for name in self._hub.log.streams() if user.may("read", name)]
-        detailed = await self._hub.run(lambda: [self._hub.log.describe(name) for name in names])
-        return _json({"streams": detailed})
+        return _json({"streams": await self._hub.run(self._describe_all, names)})
+
+    def _describe_all(self, names: list[str]) -> list[StreamInfo]:
+        found = []
+        for name in names:
+            with contextlib.suppress(UnknownStream):  # deleted meanwhile
+                found.append(self._hub.log.describe(name))
+        return found
 
     async def _create_stream(self, request: web.Request) -> web.Response:
         wanted = await self._decode(request, _NewStream)
@@ -292,46 +317,86 @@ class HttpDoor(Door):
 
     async def _append(self, request: web.Request) -> web.Response:
         stream = self._stream(request, "write")
-        partition = _int(request, "partition", None, 0)
+        partition = _int(request, "partition", None)
+        drop = _bool(request, "drop_resent", True)
         kind = formats.media_type(request.headers.get("Content-Type", ""))
         producer = request.query.get("producer")
         async with self._body(request) as body:
             now = self._hub.log.now()
             if len(body) <= _PARSE_INLINE_BYTES:
-                batch = formats.parse(kind, body, now)
+                batch, ids = formats.parse(kind, body, now)
             else:
-                batch = await self._hub.run(formats.parse, kind, body, now)
+                batch, ids = await self._hub.run(formats.parse, kind, body, now)
             if batch.count == 0:
-                raise BadFormat("the body has no records")
-            ids = None
-            if producer is not None:
-                first = _int(request, "first_id", None, 0)
-                if first is None:
-                    raise BadFormat("producer needs first_id: the id of the first record")
-                ids = np.arange(first, first + batch.count, dtype=np.uint64)
+                raise BadBatch("the body has no records")
+            first = _int(request, "first_id", None, 0, 2**64 - batch.count)
+            if first is not None:
+                if ids is not None:
+                    raise BadFormat("first_id and a column of ids exclude each other: give one")
+                ids = np.arange(batch.count, dtype=np.uint64) + np.uint64(first)
             done = await self._hub.append(
                 "http", stream, batch, partition,
-                producer=producer, ids=ids, drop_resent=producer is not None,
+                producer=producer, ids=ids, drop_resent=producer is not None and drop,
             )  # fmt: skip
         runs = [
             {"partition": self._hub.log.partition_number(pid), "first": first, "count": count}
             for pid, first, count in done.runs()
         ]
-        return _json({"stream": stream, "count": done.count, "dropped": done.dropped, "runs": runs})
+        told = {"stream": stream, "count": done.count, "dropped": done.dropped, "runs": runs}
+        if _bool(request, "indexes", False):
+            told["indexes"] = done.indexes().tolist()
+        return _json(told)
+
+    async def _producer(self, request: web.Request) -> web.Response:
+        stream = self._stream(request, "read")
+        producer, log = request.match_info["producer"], self._hub.log
+        told = [
+            {"partition": number, "last_id": log.last_id(producer, stream, number)}
+            for number in range(len(log.all_bounds(stream)))
+        ]
+        return _json({"producer": producer, "stream": stream, "partitions": told})
+
+    async def _describe_partition(self, request: web.Request) -> web.Response:
+        stream, partition = self._stream(request, "read"), _partition(request)
+        log = self._hub.log
+        index = _int(request, "index", None, 0)
+        wait = _float(request, "wait", 0.0, 0.0, limits.READ_WAIT_S_MAX)
+        moment = _time(request)
+        earliest, end = log.bounds(stream, partition)
+        if index is not None and wait and index >= end:
+            await self._wait(stream, partition, index, wait)
+            earliest, end = log.bounds(stream, partition)
+        told = {"number": partition, "earliest": earliest, "end": end}
+        if moment is not None:
+            told["index_at"] = await self._hub.run(log.index_at, stream, partition, moment)
+        return _json(told)
+
+    async def _wait(self, stream: str, partition: int, index: int, seconds: float) -> None:
+        """Wait for a record; the end of the hub ends it."""
+        waiting = asyncio.ensure_future(self._hub.log.wait_async(stream, partition, index, seconds))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise LogClosed("the hub is stopping")
+            waiting.result()
+        finally:
+            waiting.cancel()
+            stopping.cancel()
 
     async def _read(self, request: web.Request) -> web.Response:
         stream, partition = self._stream(request, "read"), _partition(request)
         render = formats.choose(request.headers.get("Accept", "*/*"))
         limit = _int(request, "limit", 1_000, 1, limits.READ_RECORDS_MAX)
-        max_bytes = _int(request, "max_bytes", 8 * limits.MIB, 1, limits.READ_BYTES_MAX)
-        wait = _float(request, "wait", 0.0, 0.0, 60.0)
+        max_bytes = _int(request, "max_bytes", 8 * limits.MIB, 0, limits.READ_BYTES_MAX)
+        wait = _float(request, "wait", 0.0, 0.0, limits.READ_WAIT_S_MAX)
         below = request.query.get("below", "error")
         if below not in ("error", "earliest"):
             raise BadFormat(f"below is {below!r:.50}: use error or earliest")
         start = await self._hub.run(self._start, request, stream, partition)
         log = self._hub.log
         if wait and start >= log.bounds(stream, partition)[1]:
-            await log.wait_async(stream, partition, start, wait)
+            await self._wait(stream, partition, start, wait)
         batches = await self._hub.run(
             log.read, stream, partition, start, limit, max_bytes, below=below
         )
@@ -353,11 +418,8 @@ class HttpDoor(Door):
         if len(given) > 1:
             raise BadFormat(f"{' and '.join(given)} exclude each other: give one")
         earliest, end = log.bounds(stream, partition)
-        if "time" in request.query:
-            try:
-                moment = formats.parse_time(request.query["time"])
-            except ValueError:
-                raise BadFormat("time must be microseconds or ISO 8601") from None
+        moment = _time(request)
+        if moment is not None:
             return log.index_at(stream, partition, moment)
         if "last" in request.query:
             return max(earliest, end - (_int(request, "last", 0, 0) or 0))
@@ -382,6 +444,15 @@ class HttpDoor(Door):
             self._hub.log.lags, request.query.get("group"), request.query.get("stream")
         )
         return _json({"groups": [lag for lag in lags if user.may("read", lag.stream)]})
+
+    async def _describe_group(self, request: web.Request) -> web.Response:
+        stream = self._stream(request, "read")
+        group, log = request.match_info["group"], self._hub.log
+        told = [
+            {"partition": number, "position": log.position(group, stream, number)}
+            for number in range(len(log.all_bounds(stream)))
+        ]
+        return _json({"group": group, "stream": stream, "partitions": told})
 
     async def _register_group(self, request: web.Request) -> web.Response:
         stream = self._stream(request, "write")
@@ -429,13 +500,17 @@ class HttpDoor(Door):
         length = request.content_length
         if length is not None and length > most:
             raise _too_large(most)
-        held = most if length is None else length
+        # A compressed body is counted by what it may grow to, as one of unknown length is.
+        known = length is not None and "Content-Encoding" not in request.headers
+        held = length if known and length is not None else most
         async with self._bodies.take(held):
             try:
                 async with asyncio.timeout(self._hub.config.http.body_seconds_max):
                     body = await request.read()
             except web.HTTPRequestEntityTooLarge:
                 raise _too_large(most) from None
+            except (PayloadEncodingError, ContentEncodingError, ClientPayloadError) as error:
+                raise BadFormat(f"the body cannot be read: {error}") from None
             yield body
 
     async def _decode(self, request: web.Request, kind: type[msgspec.Struct]) -> Any:
@@ -446,29 +521,32 @@ class HttpDoor(Door):
                 raise BadFormat(f"the body is not what is expected: {error}") from None
 
 
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
 class _NewStream(msgspec.Struct, forbid_unknown_fields=True):
     name: str
-    partitions: int = 1
+    partitions: _Int64 = 1
     settings: StreamSettings = StreamSettings()
 
 
 class _StreamChange(msgspec.Struct, forbid_unknown_fields=True):
     settings: StreamSettings | None = None
-    partitions: int | None = None
+    partitions: _Int64 | None = None
 
 
 class _Trim(msgspec.Struct, forbid_unknown_fields=True):
-    before: int
+    before: _Int64
 
 
 class _Positions(msgspec.Struct, forbid_unknown_fields=True):
-    positions: dict[int, int]
+    positions: dict[_Int64, _Int64]
 
 
 class _Reset(msgspec.Struct, forbid_unknown_fields=True):
     to: Literal["earliest", "latest", "index", "timestamp", "shift"]
-    value: int = 0
-    partitions: list[int] | None = None
+    value: _Int64 = 0
+    partitions: list[_Int64] | None = None
     dry_run: bool = False
 
 
@@ -497,6 +575,25 @@ class _ByteBudget:
 _PARSE_INLINE_BYTES: Final = 256 * limits.KIB
 """A body up to this size is parsed at once, in less time than another thread takes to start."""
 
+
+class _Crowded(asyncio.Protocol):
+    """Says that there are too many connections, and hangs up."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        error = {
+            "code": "too-many-connections",
+            "message": "try again later (http.connections_max)",
+        }
+        body = msgspec.json.encode({"error": error})
+        transport.write(
+            b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+            b"Retry-After: 1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+            % (len(body), body)
+        )
+        transport.close()
+
+
 _OPEN_PATHS: Final = {"/healthz", "/readyz", "/api/v1/openapi.json"}
 _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _HTTP_CODES: Final = {404: "unknown-route", 405: "wrong-method", 413: "body-too-large"}
@@ -524,22 +621,47 @@ def _user(request: web.Request) -> User:
 
 
 def _partition(request: web.Request) -> int:
-    text = request.match_info["partition"]
-    if not text.isdigit() or len(text) > 9:
-        raise BadFormat(f"partition {text!r:.30} is not a number")
+    return _whole("partition", request.match_info["partition"])
+
+
+_WHOLE: Final = re.compile(r"-?[0-9]{1,20}")
+
+
+def _whole(name: str, text: str) -> int:
+    """`int` also takes spaces, underscores and the digits of all scripts."""
+    if not _WHOLE.fullmatch(text):
+        raise BadFormat(f"{name} is {text!r:.50}: it must be a whole number")
     return int(text)
 
 
+def _time(request: web.Request) -> int | None:
+    text = request.query.get("time")
+    if text is None:
+        return None
+    try:
+        return formats.parse_time(text)
+    except (ValueError, OverflowError):
+        raise BadFormat(f"time is {text!r:.60}: it must be microseconds or ISO 8601") from None
+
+
+def _bool(request: web.Request, name: str, default: bool) -> bool:
+    text = request.query.get(name)
+    if text not in (None, "true", "false"):
+        raise BadFormat(f"{name} is {text!r:.50}: use true or false")
+    return default if text is None else text == "true"
+
+
 def _int(
-    request: web.Request, name: str, default: int | None, least: int, most: int = 2**63 - 1
+    request: web.Request,
+    name: str,
+    default: int | None,
+    least: int = -(2**63),
+    most: int = 2**63 - 1,
 ) -> int | None:
     text = request.query.get(name)
     if text is None:
         return default
-    try:
-        value = int(text)
-    except ValueError:
-        raise BadFormat(f"{name} is {text!r:.50}: it must be a whole number") from None
+    value = _whole(name, text)
     if not least <= value <= most:
         raise BadFormat(f"{name} is {value}: it must be from {least} to {most}")
     return value

@@ -5,8 +5,10 @@ Labels are bounded: at most `METRIC_STREAMS_MAX` streams are named, the rest is 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -22,6 +24,7 @@ from prometheus_client.registry import Collector
 
 import penstock
 from penstock import limits
+from penstock.errors import UnknownStream
 from penstock.log.stats import Histogram
 
 if TYPE_CHECKING:
@@ -124,10 +127,9 @@ class Metrics(Collector):
             "penstock_stream_earliest_index", "First index kept", labels=["stream", "partition"]
         )
         log = self._hub.log
-        for name in log.streams()[: limits.METRIC_STREAMS_MAX]:
-            for number, (first, end) in enumerate(log.all_bounds(name)):
-                ends.add_metric([name, str(number)], end)
-                earliest.add_metric([name, str(number)], first)
+        for name, number, (first, end) in islice(self._bounds(), limits.METRIC_PARTITIONS_MAX):
+            ends.add_metric([name, str(number)], end)
+            earliest.add_metric([name, str(number)], first)
         yield ends
         yield earliest
         labels = ["consumergroup", "topic", "partition"]
@@ -135,12 +137,18 @@ class Metrics(Collector):
         seconds = GaugeMetricFamily(
             "penstock_group_lag_seconds", "Age of the next unread record", labels=labels
         )
-        for each in log.lags()[: limits.METRIC_STREAMS_MAX]:
+        for each in log.lags()[: limits.METRIC_PARTITIONS_MAX]:
             where = [each.group, each.stream, str(each.partition)]
             lag.add_metric(where, each.records)
             seconds.add_metric(where, each.seconds)
         yield lag
         yield seconds
+
+    def _bounds(self) -> Iterator[tuple[str, int, tuple[int, int]]]:
+        for name in self._hub.log.streams()[: limits.METRIC_STREAMS_MAX]:
+            with contextlib.suppress(UnknownStream):  # deleted meanwhile
+                for number, bounds in enumerate(self._hub.log.all_bounds(name)):
+                    yield name, number, bounds
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> HistogramMetricFamily:

@@ -1,14 +1,16 @@
 """Live tail: records as server-sent events, as they are committed.
 
-Each event is a record as JSON, with `id: <partition>:<index>`; a client that reconnects with
-`Last-Event-ID` goes on behind it. A reader that does not keep up is not buffered for: it gets the
+Each event is a record as JSON. Its `id` names the last index sent of every partition that is
+tailed, as `<partition>:<index>` (-1: none yet) joined by commas, so a client that reconnects with
+`Last-Event-ID` misses nothing. A reader that does not keep up is not buffered for: it gets the
 records later, and one that takes nothing at all is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from penstock.hub.hub import Hub
 
 _READ_RECORDS = 500
+_INDEX: Final = re.compile(r"[0-9]{1,18}")
+_LAST: Final = re.compile(r"([0-9]{1,9}):(-1|[0-9]{1,18})")
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-store",
@@ -36,8 +40,8 @@ async def tail_events(
     await response.prepare(request)
     writing = asyncio.Lock()
     tasks = [
-        asyncio.create_task(_follow(hub, response, writing, stream, partition, start))
-        for partition, start in starts.items()
+        asyncio.create_task(_follow(hub, response, writing, stream, partition, starts))
+        for partition in starts
     ]
     tasks.append(asyncio.create_task(_beat(response, writing)))
     tasks.append(asyncio.create_task(_until(stopping)))
@@ -47,19 +51,33 @@ async def tail_events(
             error = task.exception()
             if isinstance(error, PenstockError):
                 event = formats.encode_error(error)
-                await _write(response, writing, b"event: error\ndata: " + event + b"\n\n")
+                async with asyncio.timeout(limits.TAIL_END_S_MAX), writing:
+                    await response.write(b"event: error\ndata: " + event + b"\n\n")
+    except TimeoutError:
+        pass  # `_end` will not get through either, and hangs up
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    await _end(request, response)
     return response
+
+
+async def _end(request: web.Request, response: web.StreamResponse) -> None:
+    """End the answer; hang up on a client that does not even take that."""
+    try:
+        async with asyncio.timeout(limits.TAIL_END_S_MAX):
+            await response.write_eof()
+    except (TimeoutError, ConnectionResetError):
+        if request.transport is not None:
+            request.transport.abort()
 
 
 def _starts(hub: Hub, request: web.Request, stream: str) -> dict[int, int]:
     """Where to begin in each partition asked for."""
     count = len(hub.log.all_bounds(stream))
     chosen = request.query.get("partition")
-    if chosen is not None and not chosen.isdigit():
+    if chosen is not None and not _INDEX.fullmatch(chosen):
         raise BadFormat(f"partition is {chosen!r:.30}: it must be a number")
     numbers = range(count) if chosen is None else [int(chosen)]
     since = request.query.get("from", "latest")
@@ -70,16 +88,15 @@ def _starts(hub: Hub, request: web.Request, stream: str) -> dict[int, int]:
             starts[number] = end
         elif since == "earliest":
             starts[number] = earliest
-        elif since.isdigit():
+        elif _INDEX.fullmatch(since):
             starts[number] = min(max(int(since), earliest), end)
         else:
             raise BadFormat(f"from is {since!r:.30}: use latest, earliest or an index")
-    last = request.headers.get("Last-Event-ID", "")
-    for each in filter(None, last.split(",")):
-        partition, _, index = each.partition(":")
-        if partition.isdigit() and index.isdigit() and int(partition) in starts:
-            earliest, end = hub.log.bounds(stream, int(partition))
-            starts[int(partition)] = min(max(int(index) + 1, earliest), end)
+    for each in request.headers.get("Last-Event-ID", "").split(","):
+        found = _LAST.fullmatch(each.strip())
+        if found and int(found[1]) in starts:
+            earliest, end = hub.log.bounds(stream, int(found[1]))
+            starts[int(found[1])] = min(max(int(found[2]) + 1, earliest), end)
     return starts
 
 
@@ -89,36 +106,45 @@ async def _follow(
     writing: asyncio.Lock,
     stream: str,
     partition: int,
-    start: int,
+    nexts: dict[int, int],
 ) -> None:
+    """Send the records of one partition; `nexts` has the next index of each."""
     while True:
+        start = nexts[partition]
         end = await hub.log.wait_async(stream, partition, start, limits.TAIL_HEARTBEAT_S)
         if end <= start:
             continue
-        batches = await hub.run(
-            hub.log.read, stream, partition, start, _READ_RECORDS, limits.MIB, below="earliest"
-        )
-        events = []
-        for batch in batches:
-            first = batch.column(0)[0].as_py()
-            events += [
-                b"id: %d:%d\ndata: %s\n\n" % (partition, index, record)
-                for index, record in enumerate(formats.json_records(partition, [batch]), first)
-            ]
-            start = first + batch.num_rows
-        await _write(response, writing, b"".join(events))
+        async with writing:  # before reading: so one tail never holds more than one read
+            batches = await hub.run(
+                hub.log.read, stream, partition, start, _READ_RECORDS, limits.MIB, below="earliest"
+            )
+            others = b"".join(
+                b",%d:%d" % (number, following - 1)
+                for number, following in nexts.items()
+                if number != partition
+            )
+            events = []
+            for batch in batches:
+                first = batch.column(0)[0].as_py()
+                events += [
+                    b"id: %d:%d%s\ndata: %s\n\n" % (partition, index, others, record)
+                    for index, record in enumerate(formats.json_records(partition, [batch]), first)
+                ]
+                nexts[partition] = first + batch.num_rows
+            await _write(response, b"".join(events))
 
 
 async def _beat(response: web.StreamResponse, writing: asyncio.Lock) -> None:
     while True:
         await asyncio.sleep(limits.TAIL_HEARTBEAT_S)
-        await _write(response, writing, b": still here\n\n")
+        async with writing:
+            await _write(response, b": still here\n\n")
 
 
 async def _until(stopping: asyncio.Event) -> None:
     await stopping.wait()
 
 
-async def _write(response: web.StreamResponse, writing: asyncio.Lock, data: bytes) -> None:
-    async with asyncio.timeout(limits.TAIL_WRITE_S_MAX), writing:
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    async with asyncio.timeout(limits.TAIL_WRITE_S_MAX):
         await response.write(data)

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
+import structlog
 from argon2 import PasswordHasher
-from argon2.exceptions import Argon2Error
+from argon2.exceptions import Argon2Error, InvalidHashError
 
 from penstock import limits
 from penstock.errors import BadName, BadSetting, Forbidden, TooMany, Unauthorized, UnknownUser
@@ -30,6 +31,7 @@ RIGHTS: Final[tuple[Right, ...]] = ("read", "write", "admin")
 _NAME = re.compile(r"[A-Za-z0-9.-]+")
 _PREFIX: Final = "pst_"
 _LOOK_EVERY_S: Final = 1.0
+logger = structlog.get_logger("penstock.users")
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -78,6 +80,8 @@ class Users:
     """The users of a data directory."""
 
     def __init__(self, data: Path, hasher: PasswordHasher | None = None) -> None:
+        self.required = False
+        """Whether nobody may call while no users exist: so it is where others can reach the hub."""
         self._path = data / "users.json"
         self._hasher = hasher or PasswordHasher()
         self._lock = threading.Lock()
@@ -85,7 +89,7 @@ class Users:
         self._stamp: tuple[int, int] | None = None
         self._looked_at = -1.0
         self._checked: OrderedDict[bytes, str] = OrderedDict()
-        self._look()
+        self._read()
 
     # -- asking ----------------------------------------------------------------------------------
 
@@ -100,7 +104,7 @@ class Users:
     def authenticate(self, token: str | None) -> User:
         """Who has this token. Without any users, everybody is somebody. May take 50 ms."""
         self._look()
-        if not self._users:
+        if not self._users and not self.required:
             return EVERYBODY
         if not token:
             raise Unauthorized("a token is needed: send it as 'Authorization: Bearer <token>'")
@@ -113,8 +117,10 @@ class Users:
         # An unknown name is checked too, against a hash nobody has, so that it takes as long.
         expected = self._nobody() if user is None else user.hash
         try:
-            right = self._hasher.verify(expected, secret) and user is not None
-        except Argon2Error:
+            # Bytes: a header may hold what is not Unicode, and argon2 would stumble over it.
+            given = secret.encode("utf-8", "surrogatepass")
+            right = self._hasher.verify(expected, given) and user is not None
+        except (Argon2Error, InvalidHashError):
             right = False
         if not right or user is None:
             raise Unauthorized("the token is not valid: ask for a new one (penstock user rotate)")
@@ -127,7 +133,7 @@ class Users:
     def is_cached(self, token: str | None) -> bool:
         """Whether `authenticate` will answer at once."""
         self._look()
-        if not self._users or not token:
+        if not token or not (self._users or self.required):
             return True
         return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest() in self._checked
 
@@ -184,7 +190,12 @@ class Users:
         if now - self._looked_at >= _LOOK_EVERY_S:
             self._looked_at = now
             if self._stamp_now() != self._stamp:
-                self._read()
+                try:
+                    self._read()
+                except BadSetting as error:
+                    # A file somebody is editing must not lock anybody out, nor let anybody in.
+                    self._stamp = self._stamp_now()
+                    logger.error("the new users are not used", reason=str(error))
 
     def _stamp_now(self) -> tuple[int, int] | None:
         try:

@@ -44,8 +44,10 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         """Return the settings if they make sense, else raise `BadSetting`."""
         for name in ("retention_seconds", "retention_bytes", "retention_records"):
             value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise BadSetting(f"{name} is {value}: it must be 0 or more, or unset")
+            if value is not None and not 0 <= value <= limits.RETENTION_MAX:
+                raise BadSetting(
+                    f"{name} is {value}: it must be from 0 to {limits.RETENTION_MAX}, or unset"
+                )
         if not limits.SEGMENT_BYTES_MIN <= self.segment_bytes <= limits.SEGMENT_BYTES_MAX:
             raise BadSetting(
                 f"segment_bytes is {self.segment_bytes}: it must be from "

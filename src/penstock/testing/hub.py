@@ -12,15 +12,15 @@ import contextlib
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
 from penstock.config import Config
-from penstock.hub.hub import Hub
-from penstock.log import EmbeddedLog, small_log
+from penstock.hub.hub import Door, Hub
+from penstock.log import EmbeddedLog, now_us, small_log
 
 
 class TestHub:
@@ -28,15 +28,24 @@ class TestHub:
 
     __test__ = False  # not a test, whatever its name makes pytest think
 
-    def __init__(self, data: str | Path | None = None, config: Config | None = None) -> None:
+    def __init__(
+        self,
+        data: str | Path | None = None,
+        config: Config | None = None,
+        *,
+        doors: Sequence[Callable[[Hub], Door]] = (),
+        clock: Callable[[], int] = now_us,
+    ) -> None:
         self._own = data is None
         self.data = Path(data or tempfile.mkdtemp(prefix="penstock-test-"))
         config = config or Config(log=small_log())
         self.config = msgspec.structs.replace(
             config,
             hub=msgspec.structs.replace(config.hub, data=str(self.data)),
-            http=msgspec.structs.replace(config.http, listen="127.0.0.1:0"),
+            http=msgspec.structs.replace(config.http, listen=_any_port(config.http.listen)),
         )
+        self._doors = doors
+        self._clock = clock
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._hub: Hub | None = None
@@ -62,7 +71,9 @@ class TestHub:
     def __enter__(self) -> Self:
         self._thread.start()
         try:
-            self._hub = self.call(lambda: Hub.start(self.config))
+            self._hub = self.call(
+                lambda: Hub.start(self.config, doors=self._doors, clock=self._clock)
+            )
         except BaseException:
             self._end()
             raise
@@ -79,3 +90,8 @@ class TestHub:
         if self._own:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self.data)
+
+
+def _any_port(listen: str) -> str:
+    """The default port is the user's own hub's: a test takes any other."""
+    return "127.0.0.1:0" if listen == Config().http.listen else listen

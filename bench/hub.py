@@ -5,10 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +15,7 @@ from pyarrow import ipc
 from bench.harness import Benchmark, Run, median, rss_bytes, scratch, settle
 from bench.log import RECORD, ROUNDS, append_for, batch_of
 from penstock.log import open_log
+from penstock.testing.served import ServedHub
 
 RECORDS = 1_000
 
@@ -26,33 +23,15 @@ RECORDS = 1_000
 @contextlib.contextmanager
 def served(data: Path) -> Iterator[tuple[http.client.HTTPConnection, int, float]]:
     """A hub in a process of its own: a connection, its process id, seconds until it was ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from penstock.cli import main; main()", "serve",
-         "--data", str(data), "--listen", f"127.0.0.1:{port}"],
-    )  # fmt: skip
-    connection = http.client.HTTPConnection("127.0.0.1", port)
+    hub = ServedHub(data)
     try:
-        while True:
-            try:
-                connection.request("GET", "/readyz")
-                response = connection.getresponse()
-                response.read()
-                if response.status == 200:
-                    break
-            except OSError:
-                connection.close()
-            if process.poll() is not None:
-                raise RuntimeError("the hub did not start")
-            time.sleep(0.005)
-        yield connection, process.pid, time.perf_counter() - began
-    finally:
+        seconds = hub.start()
+        assert hub.process is not None
+        connection = http.client.HTTPConnection("127.0.0.1", hub.port)
+        yield connection, hub.process.pid, seconds
         connection.close()
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+    finally:
+        hub.end()
 
 
 def post(connection: http.client.HTTPConnection, path: str, body: bytes, kind: str) -> None:

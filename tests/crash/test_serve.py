@@ -5,13 +5,9 @@ Each client numbers its records; what was confirmed must be readable, once and i
 
 from __future__ import annotations
 
-import http.client
 import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
+from penstock.testing.served import ServedHub
 
 pytestmark = [pytest.mark.crash]
 
@@ -33,48 +31,10 @@ SMALL = {
 }
 
 
-class Served:
-    """A hub process on a fixed port that can be killed and started again."""
-
-    def __init__(self, data: Path) -> None:
-        self._data = data
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        settings = [word for each in SMALL.items() for word in ("--set", "=".join(each))]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from penstock.cli import main; main()", "serve",
-             "--data", str(self._data), "--listen", f"127.0.0.1:{self.port}", *settings],
-        )  # fmt: skip
-        while self.request("GET", "/readyz")[0] != 200:
-            assert self.process.poll() is None, "the hub ended by itself"
-            time.sleep(0.01)
-
-    def end(self, number: int) -> int:
-        assert self.process is not None
-        self.process.send_signal(number)
-        return self.process.wait(60)
-
-    def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        """Status and body; status 0 if nobody answers."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            connection.request(method, path, body, {"Content-Type": "application/x-ndjson"})
-            response = connection.getresponse()
-            return response.status, response.read()
-        except (OSError, http.client.HTTPException):
-            return 0, b""
-        finally:
-            connection.close()
-
-
 class Sender(threading.Thread):
     """Sends numbered records, each batch until it is confirmed."""
 
-    def __init__(self, hub: Served, name: str) -> None:
+    def __init__(self, hub: ServedHub, name: str) -> None:
         super().__init__(daemon=True)
         self.sender = name
         self.confirmed = 0
@@ -101,17 +61,16 @@ class Sender(threading.Thread):
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Served]:
-    hub = Served(tmp_path / "data")
+def hub(tmp_path: Path) -> Iterator[ServedHub]:
+    hub = ServedHub(tmp_path / "data", SMALL)
     hub.start()
     body = msgspec.json.encode({"name": "s", "settings": {"segment_bytes": 65536}})
     assert hub.request("POST", "/api/v1/streams", body)[0] == 201
     yield hub
-    if hub.process is not None and hub.process.poll() is None:
-        hub.end(signal.SIGKILL)
+    hub.end(signal.SIGKILL)
 
 
-def stored(hub: Served) -> dict[str, list[int]]:
+def stored(hub: ServedHub) -> dict[str, list[int]]:
     """The numbers of each sender, in the order they are stored."""
     found: dict[str, list[int]] = {}
     at = 0
@@ -130,7 +89,7 @@ def stored(hub: Served) -> dict[str, list[int]]:
             at += 1
 
 
-def play(hub: Served, end: signal.Signals) -> list[Sender]:
+def play(hub: ServedHub, end: signal.Signals) -> list[Sender]:
     """Load from several clients while the hub is ended and started again, several times."""
     chooser = random.Random(SEED)
     senders = [Sender(hub, f"client{number}") for number in range(CLIENTS)]
@@ -153,7 +112,7 @@ def play(hub: Served, end: signal.Signals) -> list[Sender]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_confirmed_is_readable_however_the_hub_ends(hub: Served, end: signal.Signals) -> None:
+def test_confirmed_is_readable_however_the_hub_ends(hub: ServedHub, end: signal.Signals) -> None:
     senders = play(hub, end)
     found = stored(hub)
     for sender in senders:
@@ -162,7 +121,7 @@ def test_confirmed_is_readable_however_the_hub_ends(hub: Served, end: signal.Sig
         assert len(numbers) >= sender.confirmed, f"seed {SEED}"
 
 
-def test_a_stop_by_signal_is_clean_and_says_so_with_its_exit_code(hub: Served) -> None:
+def test_a_stop_by_signal_is_clean_and_says_so_with_its_exit_code(hub: ServedHub) -> None:
     sender = Sender(hub, "client")
     sender.start()
     while sender.confirmed < 200:

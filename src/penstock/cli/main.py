@@ -3,33 +3,91 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from penstock.cli import check, serve
+import penstock
+from penstock.cli import (
+    bench,
+    check,
+    doctor,
+    groups,
+    read,
+    serve,
+    streams,
+    tail,
+    user,
+    verify,
+    write,
+)
+from penstock.cli import version as version_command
 from penstock.cli.output import fail
 from penstock.errors import PenstockError
 
+
+class _Commands(TyperGroup):
+    """Errors we know are shown as one clear message."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PenstockError as error:
+            raise typer.Exit(fail(error)) from None
+
+
 app = typer.Typer(
     name="penstock",
-    help="Streams to Spark: one durable log, many doors.",
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {penstock.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Streams to Spark: one durable log, many doors.
+
+    Begin with:
+
+        penstock serve
+        penstock streams create orders
+        echo hello | penstock write orders --format lines
+        penstock read orders
+    """
+
+
 app.command()(serve.serve)
 app.command()(check.check)
+app.add_typer(streams.app, name="streams")
+app.command()(write.write)
+app.command()(read.read)
+app.command()(tail.tail)
+app.add_typer(groups.app, name="groups")
+app.add_typer(user.app, name="user")
+app.command()(verify.verify)
+app.command()(doctor.doctor)
+app.command()(bench.bench)
+app.command()(version_command.version)
 
 
 def main() -> None:
-    """Run the command; errors we know are shown as one clear message."""
+    """Run the command."""
     try:
         app()
-    except PenstockError as error:
-        sys.exit(fail(error))
-    except BrokenPipeError:  # `penstock read | head`
+    except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -44,6 +44,9 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     timestamp: int | str | None = None
     headers: dict[str, str] | None = None
     id: int | None = None
+    # Records are given with these; taking them lets what was read be written elsewhere.
+    partition: int | None = None
+    index: int | None = None
 
 
 class Parsed(NamedTuple):
@@ -204,13 +207,29 @@ def _parse_arrow(body: bytes) -> Parsed:
 
 
 def _parse_csv(body: bytes) -> Parsed:
-    text = {name: pa.binary() for name in ("key", "value")}
-    options = csv.ConvertOptions(column_types=text, strings_can_be_null=False)
     try:
-        table = csv.read_csv(io.BytesIO(body), convert_options=options)
+        table = csv.read_csv(io.BytesIO(body), convert_options=csv_options())
     except (pa.ArrowException, OSError) as error:
         raise BadFormat(f"the body is not CSV with a header line: {error}") from None
-    return _from_table(table)
+    return _from_table(without_null_values(table))
+
+
+def csv_options() -> csv.ConvertOptions:
+    """How CSV is read: keys and values are text, and a key of nothing, not even quotes, is none."""
+    return csv.ConvertOptions(
+        column_types={name: pa.binary() for name in ("key", "value")},
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+
+
+def without_null_values(records: Any) -> Any:
+    """A table or batch of CSV whose values of nothing are empty."""
+    at = records.schema.get_field_index("value")
+    if at < 0 or not records.column(at).null_count:
+        return records
+    return records.set_column(at, "value", records.column(at).fill_null(b""))
 
 
 def _from_table(table: pa.Table) -> Parsed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -17,8 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 import numpy as np
 import structlog
-from aiohttp import ClientPayloadError, web
-from aiohttp.http_exceptions import ContentEncodingError, PayloadEncodingError
+from aiohttp import web
 
 import penstock
 from penstock import limits
@@ -56,10 +56,13 @@ if TYPE_CHECKING:
     from penstock.hub.hub import Hub
 
 logger = structlog.get_logger("penstock.http")
+_quiet = logging.getLogger("penstock.http.server")
+"""aiohttp's own. `_errors` sees all that handlers raise, what is left is peers that break HTTP."""
+_quiet.setLevel(logging.CRITICAL)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HUB: Final = web.AppKey("hub", object)
-USER: Final = "penstock.user"
+USER: Final = web.RequestKey("penstock.user", User)
 
 STATUS: Final[dict[type[PenstockError], int]] = {
     Unauthorized: 401,
@@ -125,6 +128,7 @@ class HttpDoor(Door):
             app,
             access_log=None,
             handle_signals=False,
+            logger=_quiet,
             keepalive_timeout=limits.HTTP_KEEPALIVE_S,
             max_line_size=limits.HTTP_HEADERS_BYTES_MAX,
             max_field_size=limits.HTTP_HEADERS_BYTES_MAX,
@@ -163,9 +167,9 @@ class HttpDoor(Door):
 
     def _routes(self) -> list[web.RouteDef]:
         v1 = "/api/v1"
-        stream = v1 + "/streams/{stream}"
-        partition = stream + "/partitions/{partition}"
-        group = v1 + "/groups/{group}/streams/{stream}"
+        stream = v1 + "/streams/{stream:[^/]+}"
+        partition = stream + "/partitions/{partition:[^/]+}"
+        group = v1 + "/groups/{group:[^/]+}/streams/{stream:[^/]+}"
         return [
             web.get("/healthz", self._healthz),
             web.get("/readyz", self._readyz),
@@ -179,7 +183,7 @@ class HttpDoor(Door):
             web.delete(stream, self._delete_stream),
             web.post(stream + "/records", self._append),
             web.get(stream + "/tail", self._tail),
-            web.get(stream + "/producers/{producer}", self._producer),
+            web.get(stream + "/producers/{producer:[^/]+}", self._producer),
             web.get(partition, self._describe_partition),
             web.get(partition + "/records", self._read),
             web.post(partition + "/trim", self._trim),
@@ -509,7 +513,7 @@ class HttpDoor(Door):
                     body = await request.read()
             except web.HTTPRequestEntityTooLarge:
                 raise _too_large(most) from None
-            except (PayloadEncodingError, ContentEncodingError, ClientPayloadError) as error:
+            except web.RequestPayloadError as error:
                 raise BadFormat(f"the body cannot be read: {error}") from None
             yield body
 
@@ -616,8 +620,7 @@ def _too_large(most: int) -> BatchTooLarge:
 
 
 def _user(request: web.Request) -> User:
-    user: User = request[USER]
-    return user
+    return request[USER]
 
 
 def _partition(request: web.Request) -> int:

@@ -17,13 +17,16 @@ def set_up_logs(level: str) -> None:
     """Log to standard error from `level` on."""
     pretty = sys.stderr.isatty()
     renderer: Any = (
-        structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if pretty
+        else structlog.processors.JSONRenderer()
     )
     chain: list[Any] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
-        *([] if pretty else [structlog.processors.format_exc_info]),
+        # Tracebacks become text here: rich ones show local variables, and so secrets.
+        structlog.processors.format_exc_info,
         hide_secrets,
         renderer,
     ]

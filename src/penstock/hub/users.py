@@ -195,7 +195,7 @@ class Users:
                 except BadSetting as error:
                     # A file somebody is editing must not lock anybody out, nor let anybody in.
                     self._stamp = self._stamp_now()
-                    logger.error("the new users are not used", reason=str(error))
+                    logger.error("the new users are not used", reason=str(error))  # noqa: TRY400
 
     def _stamp_now(self) -> tuple[int, int] | None:
         try:

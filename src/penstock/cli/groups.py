@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.client import group_path
+from penstock.cli.group import Commands
 from penstock.cli.options import (
     DEFAULT_URL,
     CaOption,
@@ -22,7 +23,7 @@ from penstock.cli.options import (
 from penstock.cli.output import confirm, duration, say, show_json, show_table
 from penstock.hub.formats import parse_time
 
-app = typer.Typer(rich_markup_mode="markdown")
+app = typer.Typer(cls=Commands, rich_markup_mode="markdown")
 
 
 @app.callback(invoke_without_command=True)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 import penstock
 from penstock.cli import (
@@ -23,23 +22,11 @@ from penstock.cli import (
     write,
 )
 from penstock.cli import version as version_command
-from penstock.cli.output import fail
-from penstock.errors import PenstockError
-
-
-class _Commands(TyperGroup):
-    """Errors we know are shown as one clear message."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except PenstockError as error:
-            raise typer.Exit(fail(error)) from None
-
+from penstock.cli.group import Commands
 
 app = typer.Typer(
     name="penstock",
-    cls=_Commands,
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,

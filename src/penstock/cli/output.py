@@ -52,10 +52,9 @@ def show_table(columns: Iterable[str], rows: Iterable[Iterable[Any]], empty: str
         table.add_row(*(_cell(each) for each in row))
     if not table.row_count:
         errors.print(empty, highlight=False, soft_wrap=True)
-    elif console.is_terminal:
-        console.print(table, markup=False, highlight=False)
     else:
-        console.print(table, markup=False, highlight=False, width=_PIPE_WIDTH)
+        wide = console if console.is_terminal else Console(width=_PIPE_WIDTH)
+        wide.print(table, markup=False, highlight=False)
 
 
 def _cell(value: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from penstock.cli.client import Client, stream_path
+from penstock.cli.group import Commands
 from penstock.cli.options import (
     DEFAULT_URL,
     CaOption,
@@ -21,7 +22,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.output import confirm, duration, say, show_json, show_table, size
 
-app = typer.Typer(rich_markup_mode="markdown")
+app = typer.Typer(cls=Commands, rich_markup_mode="markdown")
 
 _UNITS: Final = {
     "": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400,

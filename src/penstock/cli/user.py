@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from penstock import config as configuration
+from penstock.cli.group import Commands
 from penstock.cli.options import JsonOption, YesOption
 from penstock.cli.output import confirm, say, show_json, show_table
 from penstock.cli.serve import ConfigOption, DataOption, flags
@@ -18,6 +19,7 @@ from penstock.hub.users import Grant, Users
 
 T = TypeVar("T")
 app = typer.Typer(
+    cls=Commands,
     help="Users, their rights and tokens, in the data directory.",
     no_args_is_help=True,
     rich_markup_mode="markdown",

@@ -64,7 +64,7 @@ def _show(report: VerifyReport) -> None:
     rows = [(problem.kind, problem.where, problem.message) for problem in report.problems]
     if rows:
         show_table(("problem", "where", "what"), rows, "")
-    say(
+    print(
         f"{'ok' if report.ok else 'DATA IS LOST'}: {report.streams} streams, {report.partitions} "
         f"partitions, {report.segments} segments with {report.records:,} records "
         f"({size(report.bytes)}), {report.journal_records:,} records in the journal"

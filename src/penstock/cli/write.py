@@ -34,14 +34,7 @@ def write(
     stream: StreamArgument,
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="[FILE|-]...",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-            allow_dash=True,
-            help="Files, or - for stdin, which is also the default.",
-        ),
+        typer.Argument(metavar="FILE|-", help="Files, or - for stdin, which is also the default."),
     ] = None,
     form: Annotated[
         Format | None, typer.Option("--format", help="Default: what the file's name tells.")
@@ -69,8 +62,8 @@ def write(
     is needed. CSV has a heading with the same names, `lines` takes each line as a value.
 
     With `--producer` the records are numbered (from `--first-id`, or by their own `id`), and one
-    that is stored already is left out: the same command may be run again, and is tried again by itself while
-    the hub is busy or restarts.
+    that is stored already is left out: the same command may be run again, and is tried again by
+    itself while the hub is busy or restarts.
 
     Examples:
 
@@ -190,5 +183,9 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     if str(path) == "-":
         yield sys.stdin.buffer
         return
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error.strerror}") from None
+    with file:
         yield file

@@ -200,9 +200,7 @@ def test_a_secret_is_only_good_for_its_own_user(hub: TestHub, tokens: dict[str, 
 @pytest.mark.parametrize(
     "header", ["Basic cm9vdDpyb290", "Token {}", "{}", "Bearer", "bearer  {}", "Bearer {} {}"]
 )
-def test_only_a_bearer_token_counts(
-    hub: TestHub, tokens: dict[str, str], header: str
-) -> None:
+def test_only_a_bearer_token_counts(hub: TestHub, tokens: dict[str, str], header: str) -> None:
     headers = {"Authorization": header.replace("{}", tokens["root"])}
     assert code_of(api(hub, "GET", "/info", headers=headers)) == (401, "unauthorized")
 

@@ -74,9 +74,7 @@ def test_a_hub_serves_https(files: Files, start: Callable[..., TestHub]) -> None
     assert answer.status_code == 200
 
 
-def test_plain_http_gets_no_answer_from_https(
-    files: Files, start: Callable[..., TestHub]
-) -> None:
+def test_plain_http_gets_no_answer_from_https(files: Files, start: Callable[..., TestHub]) -> None:
     hub = start(files.config())
     with pytest.raises(requests.ConnectionError):
         requests.get(hub.url.replace("https", "http") + "/readyz", timeout=30)
@@ -101,7 +99,7 @@ def test_a_client_that_speaks_only_old_tls_is_refused(
     context.set_ciphers("ALL:@SECLEVEL=0")
     with (
         socket.create_connection((host, int(port)), timeout=30) as plain,
-        pytest.raises(ssl.SSLError, match="(?i)version|alert"),
+        pytest.raises((ssl.SSLError, ConnectionResetError)),
     ):
         context.wrap_socket(plain)
 

@@ -33,6 +33,9 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 LINES: Final = "text/plain"
 FORMATS: Final = {"jsonl": JSON_LINES, "csv": CSV, "arrow": ARROW, "lines": LINES}
 _PIECE: Final = 256 * limits.KIB
+JSON_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding JSON raises for what is not JSON, not UTF-8, or nested too deep."""
+
 _ALIASES: Final = {"application/jsonl": JSON_LINES, "application/json-lines": JSON_LINES}
 
 
@@ -91,7 +94,7 @@ def _parse_json_lines(body: bytes, now: int) -> Parsed:
         for piece in _pieces(body):
             lines += _line_decoder.decode_lines(piece)
             _check_count(len(lines))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise BadFormat(_explain_line(body, error)) from None
     values: list[bytes] = []
     encode = msgspec.json.encode
@@ -153,7 +156,7 @@ def _explain_line(body: bytes, error: Exception) -> str:
         if line.strip():
             try:
                 _line_decoder.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as own:
+            except JSON_ERRORS as own:
                 return f"line {number} is not a record: {own}"
     return f"the body is not JSON lines: {error}"
 

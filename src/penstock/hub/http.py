@@ -521,7 +521,7 @@ class HttpDoor(Door):
         async with self._body(request) as body:
             try:
                 return msgspec.json.decode(body, type=kind)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except formats.JSON_ERRORS as error:
                 raise BadFormat(f"the body is not what is expected: {error}") from None
 
 

@@ -49,16 +49,16 @@ def test_many_records_go_in_several_requests(cli, stream):
 
 
 def test_large_records_go_in_small_requests(cli, stream, monkeypatch):
-    monkeypatch.setattr(files, "REQUEST_BYTES", 2500)
+    monkeypatch.setattr(files, "REQUEST_BYTES", 4500)
     lines = b"x" * 999 + b"\n"
     done = cli("write", stream, "--format", "lines", "--json", stdin=lines * 10).json
-    assert (done["records"], done["requests"]) == (10, 5)
+    assert (done["records"], done["requests"]) == (10, 3)
     table = pa.table({"value": [b"x" * 999] * 8})
     sink = io.BytesIO()
     with ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     done = cli("write", stream, "--format", "arrow", "--json", stdin=sink.getvalue()).json
-    assert (done["records"], done["requests"]) == (8, 4)
+    assert (done["records"], done["requests"]) == (8, 2)
 
 
 def test_nothing_to_write_is_no_error(cli, stream):

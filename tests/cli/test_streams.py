@@ -56,7 +56,8 @@ def test_a_name_that_is_taken_is_refused_with_the_hubs_message(cli, stream):
         ("--retention-bytes", "10 days", "kib/mib"),
         ("--retention-records", "-1", "--retention-records is '-1'"),
         ("--segment-bytes", "none", "--segment-bytes is 'none'"),
-        ("--partitions", "0", "x>=1"),
+        ("--partitions", "0", "greater than or equal to 1"),
+        ("--compression", "brotli", "lz4"),
     ],
 )
 def test_a_wrong_setting_is_wrong_usage(cli, option, value, message):
@@ -64,8 +65,9 @@ def test_a_wrong_setting_is_wrong_usage(cli, option, value, message):
 
 
 def test_a_setting_the_hub_refuses_says_what_is_allowed(cli):
-    done = cli("streams", "create", "never", "--compression", "brotli", code=2)
-    assert "lz4" in done.err
+    done = cli("streams", "create", "never", "--segment-bytes", 1, code=2)
+    assert "error (bad-setting)" in done.err
+    assert "16384" in done.err
 
 
 def test_show_has_a_row_for_each_partition(cli, wide):

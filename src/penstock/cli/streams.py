@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
@@ -31,6 +32,15 @@ _UNITS: Final = {
 _SECONDS: Final = ("", "s", "m", "h", "d")
 _BYTES: Final = ("", "kib", "mib", "gib", "tib")
 
+
+class Codec(StrEnum):
+    """How sealed segments are compressed."""
+
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+    NONE = "none"
+
+
 SecondsOption = Annotated[
     str | None,
     typer.Option("--retention-seconds", help="Drop what is older: 3600, 36h, 7d, or none."),
@@ -53,7 +63,7 @@ SegmentOption = Annotated[
     str | None, typer.Option("--segment-bytes", help="Size of a segment file: 128MiB.")
 ]
 CompressionOption = Annotated[
-    str | None, typer.Option("--compression", help="Of sealed segments: lz4, zstd or none.")
+    Codec | None, typer.Option("--compression", help="Of sealed segments.")
 ]
 
 
@@ -288,7 +298,7 @@ def _settings(
     retention_records: str | None,
     retention_read: bool | None,
     segment_bytes: str | None,
-    compression: str | None,
+    compression: Codec | None,
 ) -> dict[str, Any]:
     """What was given, as the API takes it."""
     given: dict[str, Any] = {}

@@ -118,6 +118,8 @@ class Groups:
 
     def unknown(self, group: str) -> UnknownGroup:
         names = sorted({name for name, _ in self._members})
+        if group in names:
+            return UnknownGroup(f"group {group!r:.300} is not on this stream, only on others")
         shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
         return UnknownGroup(f"there is no group {group!r:.300}; groups are: {shown or 'none yet'}")
 

@@ -24,7 +24,7 @@ from pyarrow import compute as pc
 from pyarrow import csv, ipc
 
 from penstock import limits
-from penstock.errors import BadFormat, PenstockError, TooMany
+from penstock.errors import BadBatch, BadFormat, PenstockError, TooMany
 from penstock.log import SCHEMA, Batch
 
 JSON_LINES: Final = "application/x-ndjson"
@@ -135,7 +135,7 @@ def _ids(make: Callable[..., pa.Array], column: Any) -> NDArray[np.uint64]:
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         array = None
     if array is None or array.null_count:
-        raise BadFormat("ids must be whole numbers from 0 to 2**64 - 1, one for each record")
+        raise BadBatch("ids must be whole numbers from 0 to 2**64 - 1, one for each record")
     ids: NDArray[np.uint64] = array.to_numpy(zero_copy_only=False)
     return ids
 
@@ -211,20 +211,27 @@ def _parse_arrow(body: bytes) -> Parsed:
 
 def _parse_csv(body: bytes) -> Parsed:
     try:
-        table = csv.read_csv(io.BytesIO(body), convert_options=csv_options())
+        table = csv.read_csv(io.BytesIO(body), **csv_options())
     except (pa.ArrowException, OSError) as error:
         raise BadFormat(f"the body is not CSV with a header line: {error}") from None
     return _from_table(without_null_values(table))
 
 
-def csv_options() -> csv.ConvertOptions:
+def csv_options() -> dict[str, Any]:
     """How CSV is read: keys and values are text, and a key of nothing, not even quotes, is none."""
-    return csv.ConvertOptions(
+    convert = csv.ConvertOptions(
         column_types={name: pa.binary() for name in ("key", "value")},
         null_values=[""],
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
+    return {
+        "convert_options": convert,
+        # Or a quoted line end where two blocks meet would end the record.
+        "parse_options": csv.ParseOptions(newlines_in_values=True),
+        # A record must fit into a block, with every quote in it doubled.
+        "read_options": csv.ReadOptions(block_size=2 * limits.RECORD_BYTES_MAX),
+    }
 
 
 def without_null_values(records: Any) -> Any:

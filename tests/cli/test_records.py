@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import threading
 
@@ -10,6 +11,7 @@ import pytest
 from pyarrow import ipc
 
 from penstock.cli import files, read
+from penstock.hub import formats
 from penstock.log import Batch
 from tests.cli.conftest import Cli, Outcome
 
@@ -61,6 +63,22 @@ def test_large_records_go_in_small_requests(cli, stream, monkeypatch):
     assert (done["records"], done["requests"]) == (8, 2)
 
 
+def test_what_is_too_much_for_the_hub_goes_in_halves(cli, stream):
+    lines = [b"%d %s" % (n, b"x" * 1000) for n in range(3001)]  # the hub takes 1 MiB at once
+    done = cli("write", stream, "--format", "lines", "--json", stdin=b"\n".join(lines)).json
+    assert done["records"] == 3001
+    assert values(cli, stream) == lines
+    form = cli("read", stream, "--format", "arrow").data
+    words = ("write", stream, "--format", "arrow", "--producer", "p", "--first-id", 0)
+    assert cli(*words, "--json", stdin=form).json["records"] == 3001
+    assert values(cli, stream) == lines * 2
+
+
+def test_one_record_that_is_too_large_is_refused(cli, stream):
+    done = cli("write", stream, "--format", "lines", stdin=b"x" * 600_000, code=2)
+    assert "error (record-too-large)" in done.err
+
+
 def test_nothing_to_write_is_no_error(cli, stream):
     for form in files.Format:
         done = cli("write", stream, "--format", form, "--json", stdin=b"").json
@@ -76,6 +94,18 @@ def test_several_files_each_by_its_name(cli, stream, tmp_path):
     found = cli("read", stream).lines
     assert [each["value"] for each in found] == ["lines", "json", "two\nlines", "bare", ""]
     assert [each.get("key") for each in found] == [None, None, "k", None, ""]
+
+
+def test_csv_may_have_line_ends_in_values_wherever_blocks_meet(cli, hub, stream, tmp_path):
+    value = 'one\ntwo,"three"\n' * 20_000  # 320 kB: blocks end within one
+    with (tmp_path / "long.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([["value"], *[[value]] * 120])
+    assert cli("write", stream, tmp_path / "long.csv", "--json").json["records"] == 120
+    found = hub.log.read(stream, 0, 0, 120, 2**26)
+    assert {each for batch in found for each in batch.column(3).to_pylist()} == {value.encode()}
+    text = b"value\n" + b"".join(b'"%d\n\n\n%s"\n' % (n, b"x" * 90) for n in range(20_000))
+    assert formats.parse(formats.CSV, text, 0).batch.count == 20_000
 
 
 def test_an_arrow_file_is_taken_as_well_as_a_stream(cli, stream, tmp_path):

@@ -17,9 +17,8 @@ from penstock.errors import BadFormat
 from penstock.hub import formats
 from penstock.log import SCHEMA
 
-REQUEST_BYTES: Final = 8 * 1024 * 1024
-"""A request ends here even if it has fewer records than asked for: a quarter of what a hub takes
-by default, so that one large record more still fits."""
+REQUEST_BYTES: Final = 4 * 1024 * 1024
+"""A request ends here even if it has fewer records than asked for: larger ones are not faster."""
 
 
 class Format(StrEnum):
@@ -88,11 +87,14 @@ def _cut_lines(source: BinaryIO, form: Format, records: int) -> Iterator[Part]:
     for line in source:
         if form is Format.JSONL and not line.strip():
             continue
-        if lines and (len(lines) >= records or held + len(line) > REQUEST_BYTES):
+        if lines and held + len(line) > REQUEST_BYTES:
             yield _part_of_lines(lines, form)
             lines, held = [], 0
         lines.append(line)
         held += len(line)
+        if len(lines) >= records:  # now, not with the next line: a pipe may be silent for long
+            yield _part_of_lines(lines, form)
+            lines, held = [], 0
     if lines:
         yield _part_of_lines(lines, form)
 
@@ -117,9 +119,7 @@ def _csv_batches(source: BinaryIO) -> Iterator[pa.RecordBatch]:
         return
     try:
         # Arrow reads ahead in blocks, so what was looked at goes back in front.
-        with csv.open_csv(
-            _Rejoined(first, source), convert_options=formats.csv_options()
-        ) as reader:
+        with csv.open_csv(_Rejoined(first, source), **formats.csv_options()) as reader:
             yield from map(formats.without_null_values, reader)
     except (pa.ArrowException, OSError) as error:
         raise BadFormat(f"this is not CSV with a header line: {error}") from None
@@ -176,6 +176,21 @@ def _part_of_batch(batch: pa.RecordBatch) -> Part:
         writer.write_batch(batch)
     keyed = "key" in batch.schema.names and batch.column("key").null_count == 0
     return Part(formats.ARROW, bytes(sink.getvalue()), batch.num_rows, keyed)
+
+
+def halves(part: Part) -> list[Part]:
+    """A part of several records as two, for a hub that takes less at once."""
+    middle = part.records // 2
+    if part.media_type == formats.ARROW:
+        (batch,) = ipc.open_stream(part.body).read_all().combine_chunks().to_batches()
+        return [_part_of_batch(each) for each in (batch.slice(0, middle), batch.slice(middle))]
+    lines = [line + b"\n" for line in part.body.removesuffix(b"\n").split(b"\n")]
+    bodies = (b"".join(lines[:middle]), b"".join(lines[middle:]))
+    counts = (middle, part.records - middle)
+    return [
+        part._replace(body=body, records=records)
+        for body, records in zip(bodies, counts, strict=True)
+    ]
 
 
 class Joiner:

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli.output import fail
+from penstock.cli.output import fail, quit_pipe
 from penstock.errors import PenstockError
 
 _INDENTED = re.compile(r"(?:^    .*(?:\n|\Z))+", re.MULTILINE)
@@ -32,6 +32,8 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except PenstockError as error:
             raise typer.Exit(fail(error)) from None
+        except BrokenPipeError:  # only of stdout: those of connections are errors of ours
+            quit_pipe()
 
 
 def fenced(text: str | None) -> str | None:

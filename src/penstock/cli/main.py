@@ -23,6 +23,7 @@ from penstock.cli import (
 )
 from penstock.cli import version as version_command
 from penstock.cli.group import Commands
+from penstock.cli.output import close_stdout
 
 app = typer.Typer(
     name="penstock",
@@ -75,6 +76,8 @@ def main() -> None:
     """Run the command."""
     try:
         app()
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:  # `penstock streams | true`
+            close_stdout()

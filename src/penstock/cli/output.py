@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 import typer
@@ -114,11 +114,15 @@ def put(data: bytes) -> None:
         quit_pipe()
 
 
-def quit_pipe() -> None:
+def quit_pipe() -> NoReturn:
     """End the command: nobody reads its output any more."""
-    # Python flushes stdout at exit; it must find something that takes it.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    close_stdout()
     raise typer.Exit(0)
+
+
+def close_stdout() -> None:
+    """Let what Python still flushes to stdout at exit go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def confirm(question: str, yes: bool, json: bool = False) -> None:

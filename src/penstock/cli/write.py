@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from penstock.cli.client import Client, HubUnreachable, Refused, stream_path
-from penstock.cli.files import Format, Part, cut, guess
+from penstock.cli.files import Format, Part, cut, guess, halves
 from penstock.cli.options import (
     DEFAULT_URL,
     CaOption,
@@ -24,6 +24,7 @@ from penstock.cli.options import (
     connect,
 )
 from penstock.cli.output import progress, say, show_json
+from penstock.errors import PenstockError
 
 _TRIES: Final = 8
 _PAUSE_S: Final = 0.25
@@ -79,12 +80,17 @@ def write(
     with connect(url, token, ca) as hub:
         sender = _Sender(hub, stream, partition, producer, first_id)
         began = time.perf_counter()
-        with progress(f"writing {stream}") as bar:
-            for path, each in zip(sources, chosen, strict=True):
-                with _opened(path) as source:
-                    for part in cut(source, each, batch):
-                        sender.send(part)
-                        bar.update(bar.task_ids[0], completed=sender.sent)
+        try:
+            with progress(f"writing {stream}") as bar:
+                for path, each in zip(sources, chosen, strict=True):
+                    with _opened(path) as source:
+                        for part in cut(source, each, batch):
+                            sender.send(part)
+                            bar.update(bar.task_ids[0], completed=sender.sent)
+        except PenstockError:
+            if sender.sent:
+                say(f"the first {sender.sent:,} records are stored, those behind them may not be")
+            raise
         took = time.perf_counter() - began
     rate = sender.sent / took if took else 0.0
     if json:
@@ -135,7 +141,14 @@ class _Sender:
         query: dict[str, Any] = {"partition": self._partition}
         if self._producer is not None:
             query |= {"producer": self._producer, "first_id": self._next_id}
-        done = self._try(part, query)
+        try:
+            done = self._try(part, query)
+        except Refused as error:
+            if error.code != "batch-too-large" or part.records == 1:
+                raise
+            for half in halves(part):
+                self.send(half)
+            return
         if self._next_id is not None:
             self._next_id += part.records
         self.stored += done["count"]
@@ -151,7 +164,6 @@ class _Sender:
                 )
             except (HubUnreachable, Refused) as error:
                 if attempt == _TRIES - 1 or not self._may_resend(error):
-                    self._say_what_is_stored()
                     raise
                 time.sleep(_PAUSE_S * 2**attempt)
             else:
@@ -163,10 +175,6 @@ class _Sender:
         if isinstance(error, Refused):
             return error.code == "log-busy" or (error.status == 503 and self._producer is not None)
         return self._producer is not None and self.requests > 0
-
-    def _say_what_is_stored(self) -> None:
-        if self.sent:
-            say(f"the first {self.sent:,} records are stored, those behind them may not be")
 
     def _is_single(self) -> bool:
         """Whether there is but one partition; who may not look has to give keys."""

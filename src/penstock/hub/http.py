@@ -153,7 +153,9 @@ class HttpDoor(Door):
         """Who serves a new connection: aiohttp, up to the limit."""
         assert self._runner is not None
         server = self._runner.server
-        if server is None or self.connections >= self._hub.config.http.connections_max:
+        if self._stopping.is_set() or server is None:
+            return _Crowded()
+        if self.connections >= self._hub.config.http.connections_max:
             self._hub.metrics.rejected("http", "too-many-connections")
             return _Crowded()
         return server()

@@ -84,14 +84,22 @@ class TestHub:
         self._end()
 
     def _end(self) -> None:
-        # Connections that failed in their TLS handshake belong to nobody, and close by themselves.
-        self.call(lambda: asyncio.sleep(0.02))
+        self.call(_end_tasks)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         if self._own:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self.data)
+
+
+async def _end_tasks() -> None:
+    """End what is left, such as connections within their TLS handshake, as `asyncio.run` does."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.sleep(0.01)  # transports close in the next turns of the loop
 
 
 def _any_port(listen: str) -> str:

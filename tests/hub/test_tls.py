@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import socket
 import ssl
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,14 @@ from penstock.hub.users import Grant, Users
 from penstock.testing.hub import TestHub
 from tests.hub.conftest import config
 from tests.records import eventually
+
+
+@pytest.fixture(autouse=True)
+def half_closed() -> Iterator[None]:
+    """asyncio leaves connections whose peer does not say goodbye; they go before they are told."""
+    yield
+    with warnings.catch_warnings(action="ignore"):
+        gc.collect()
 
 
 class Files(NamedTuple):

@@ -25,7 +25,6 @@ from penstock.testing.hub import TestHub
 from tests.hub.conftest import api, code_of, config
 from tests.records import eventually
 
-
 _tails: list[Tail] = []
 
 
@@ -152,7 +151,7 @@ def test_a_tail_that_takes_nothing_is_closed_and_disturbs_nobody(
             hub.log.append("s", Batch.of([b"x" * 200_000]), 0)
         assert len(other.values(40)) == 40
         other.close()
-        eventually(lambda: hub.hub.doors[0].connections == 0)
+        eventually(lambda: hub.hub.doors[0].connections == 0, 5)
 
 
 # -- metrics ---------------------------------------------------------------------------------------
@@ -241,7 +240,7 @@ def test_idle_connections_disturb_nobody(hub: TestHub) -> None:
         assert api(hub, "GET", "/streams/s").status_code == 200
         (sample,) = metrics(hub)["penstock_connections"].samples
         assert sample.value >= 1_000
-    eventually(lambda: hub.hub.doors[0].connections == 0)
+    eventually(lambda: hub.hub.doors[0].connections == 0, 5)
 
 
 def test_connections_over_the_limit_are_told_so(start: Callable[..., TestHub]) -> None:
@@ -255,7 +254,7 @@ def test_connections_over_the_limit_are_told_so(start: Callable[..., TestHub]) -
             answer = third.makefile("rb").read()
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"too-many-connections" in answer
-    eventually(lambda: hub.hub.doors[0].connections == 0)
+    eventually(lambda: hub.hub.doors[0].connections == 0, 5)
     assert api(hub, "GET", "/info").status_code == 200
 
 

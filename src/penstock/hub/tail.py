@@ -47,12 +47,15 @@ async def tail_events(
     tasks.append(asyncio.create_task(_until(stopping)))
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            error = task.exception()
+        errors = [task.exception() for task in done]
+        if any(isinstance(error, TimeoutError) for error in errors):
+            _hang_up(request)
+        for error in errors:
             if isinstance(error, PenstockError):
                 event = formats.encode_error(error)
                 async with asyncio.timeout(limits.TAIL_END_S_MAX), writing:
                     await response.write(b"event: error\ndata: " + event + b"\n\n")
+                break  # every partition tells the same
     except TimeoutError:
         pass  # `_end` will not get through either, and hangs up
     finally:
@@ -69,8 +72,13 @@ async def _end(request: web.Request, response: web.StreamResponse) -> None:
         async with asyncio.timeout(limits.TAIL_END_S_MAX):
             await response.write_eof()
     except (TimeoutError, ConnectionResetError):
-        if request.transport is not None:
-            request.transport.abort()
+        _hang_up(request)
+
+
+def _hang_up(request: web.Request) -> None:
+    """Close without waiting for what was written to be taken: it never would be."""
+    if request.transport is not None:
+        request.transport.abort()
 
 
 def _starts(hub: Hub, request: web.Request, stream: str) -> dict[int, int]:

@@ -199,7 +199,9 @@ class HttpLog(Log):
     def when_room(self, nbytes: int, callback: Callable[[], None]) -> bool:
         return True
 
-    def choose_partitions(self, stream: str, batch: Batch) -> int | NDArray[np.uint32]:
+    def choose_partitions(
+        self, stream: str, batch: Batch, producer: str | None = None
+    ) -> int | NDArray[np.uint32]:
         pytest.skip("the hub chooses")
 
     async def append_async(

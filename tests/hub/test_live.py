@@ -140,6 +140,7 @@ def test_a_tail_that_takes_nothing_is_closed_and_disturbs_nobody(
 ) -> None:
     monkeypatch.setattr(limits, "TAIL_WRITE_S_MAX", 0.2)
     monkeypatch.setattr(limits, "TAIL_END_S_MAX", 0.1)
+    monkeypatch.setattr(limits, "TAIL_HEARTBEAT_S", 0.2)  # which notices clients that have gone
     host, port = hub.url.removeprefix("http://").split(":")
     with socket.socket() as stuck:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

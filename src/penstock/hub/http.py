@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -48,9 +47,23 @@ from penstock.errors import (
 from penstock.hub import formats
 from penstock.hub.hub import Door, split_address
 from penstock.hub.openapi import document
+from penstock.hub.requests import (
+    ByteBudget,
+    NewStream,
+    Positions,
+    Reset,
+    StreamChange,
+    Trim,
+    path_partition,
+    query_bool,
+    query_float,
+    query_int,
+    query_time,
+    too_large,
+)
 from penstock.hub.tail import tail_events
 from penstock.hub.users import Right, User, require
-from penstock.log import ResetTo, StreamInfo, StreamSettings
+from penstock.log import ResetTo, StreamInfo
 
 if TYPE_CHECKING:
     from penstock.hub.hub import Hub
@@ -101,7 +114,7 @@ class HttpDoor(Door):
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._bodies = _ByteBudget(limits.HTTP_BODIES_BYTES_MAX)
+        self._bodies = ByteBudget(limits.HTTP_BODIES_BYTES_MAX)
         self._stopping = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -292,7 +305,7 @@ class HttpDoor(Door):
         return found
 
     async def _create_stream(self, request: web.Request) -> web.Response:
-        wanted = await self._decode(request, _NewStream)
+        wanted = await self._decode(request, NewStream)
         require(_user(request), "admin", wanted.name)
         info = await self._hub.run(
             self._hub.log.create_stream, wanted.name, wanted.partitions, wanted.settings
@@ -305,7 +318,7 @@ class HttpDoor(Door):
 
     async def _change_stream(self, request: web.Request) -> web.Response:
         stream = self._stream(request, "admin")
-        change = await self._decode(request, _StreamChange)
+        change = await self._decode(request, StreamChange)
         log = self._hub.log
         info = await self._hub.run(log.describe, stream)
         if change.settings is not None:
@@ -323,8 +336,8 @@ class HttpDoor(Door):
 
     async def _append(self, request: web.Request) -> web.Response:
         stream = self._stream(request, "write")
-        partition = _int(request, "partition", None)
-        drop = _bool(request, "drop_resent", True)
+        partition = query_int(request, "partition", None)
+        drop = query_bool(request, "drop_resent", True)
         kind = formats.media_type(request.headers.get("Content-Type", ""))
         producer = request.query.get("producer")
         async with self._body(request) as body:
@@ -335,7 +348,7 @@ class HttpDoor(Door):
                 batch, ids = await self._hub.run(formats.parse, kind, body, now)
             if batch.count == 0:
                 raise BadBatch("the body has no records")
-            first = _int(request, "first_id", None, 0, 2**64 - batch.count)
+            first = query_int(request, "first_id", None, 0, 2**64 - batch.count)
             if first is not None:
                 if ids is not None:
                     raise BadFormat("first_id and a column of ids exclude each other: give one")
@@ -349,7 +362,7 @@ class HttpDoor(Door):
             for pid, first, count in done.runs()
         ]
         told = {"stream": stream, "count": done.count, "dropped": done.dropped, "runs": runs}
-        if _bool(request, "indexes", False):
+        if query_bool(request, "indexes", False):
             told["indexes"] = done.indexes().tolist()
         return _json(told)
 
@@ -363,11 +376,11 @@ class HttpDoor(Door):
         return _json({"producer": producer, "stream": stream, "partitions": told})
 
     async def _describe_partition(self, request: web.Request) -> web.Response:
-        stream, partition = self._stream(request, "read"), _partition(request)
+        stream, partition = self._stream(request, "read"), path_partition(request)
         log = self._hub.log
-        index = _int(request, "index", None, 0)
-        wait = _float(request, "wait", 0.0, 0.0, limits.READ_WAIT_S_MAX)
-        moment = _time(request)
+        index = query_int(request, "index", None, 0)
+        wait = query_float(request, "wait", 0.0, 0.0, limits.READ_WAIT_S_MAX)
+        moment = query_time(request)
         earliest, end = log.bounds(stream, partition)
         if index is not None and wait and index >= end:
             await self._wait(stream, partition, index, wait)
@@ -391,11 +404,11 @@ class HttpDoor(Door):
             stopping.cancel()
 
     async def _read(self, request: web.Request) -> web.Response:
-        stream, partition = self._stream(request, "read"), _partition(request)
+        stream, partition = self._stream(request, "read"), path_partition(request)
         render = formats.choose(request.headers.get("Accept", "*/*"))
-        limit = _int(request, "limit", 1_000, 1, limits.READ_RECORDS_MAX)
-        max_bytes = _int(request, "max_bytes", 8 * limits.MIB, 0, limits.READ_BYTES_MAX)
-        wait = _float(request, "wait", 0.0, 0.0, limits.READ_WAIT_S_MAX)
+        limit = query_int(request, "limit", 1_000, 1, limits.READ_RECORDS_MAX)
+        max_bytes = query_int(request, "max_bytes", 8 * limits.MIB, 0, limits.READ_BYTES_MAX)
+        wait = query_float(request, "wait", 0.0, 0.0, limits.READ_WAIT_S_MAX)
         below = request.query.get("below", "error")
         if below not in ("error", "earliest"):
             raise BadFormat(f"below is {below!r:.50}: use error or earliest")
@@ -424,12 +437,12 @@ class HttpDoor(Door):
         if len(given) > 1:
             raise BadFormat(f"{' and '.join(given)} exclude each other: give one")
         earliest, end = log.bounds(stream, partition)
-        moment = _time(request)
+        moment = query_time(request)
         if moment is not None:
             return log.index_at(stream, partition, moment)
         if "last" in request.query:
-            return max(earliest, end - (_int(request, "last", 0, 0) or 0))
-        start = _int(request, "from", None, 0)
+            return max(earliest, end - (query_int(request, "last", 0, 0) or 0))
+        start = query_int(request, "from", None, 0)
         return earliest if start is None else start
 
     async def _tail(self, request: web.Request) -> web.StreamResponse:
@@ -437,8 +450,8 @@ class HttpDoor(Door):
         return await tail_events(self._hub, request, stream, self._stopping)
 
     async def _trim(self, request: web.Request) -> web.Response:
-        stream, partition = self._stream(request, "admin"), _partition(request)
-        wanted = await self._decode(request, _Trim)
+        stream, partition = self._stream(request, "admin"), path_partition(request)
+        wanted = await self._decode(request, Trim)
         earliest = await self._hub.run(self._hub.log.trim, stream, partition, wanted.before)
         return _json({"earliest": earliest})
 
@@ -473,14 +486,14 @@ class HttpDoor(Door):
 
     async def _save_positions(self, request: web.Request) -> web.Response:
         stream = self._stream(request, "read")
-        wanted = await self._decode(request, _Positions)
+        wanted = await self._decode(request, Positions)
         group = request.match_info["group"]
         await self._hub.run(self._hub.log.save_positions, group, stream, wanted.positions)
         return _json({"groups": await self._hub.run(self._hub.log.lags, group, stream)})
 
     async def _reset_group(self, request: web.Request) -> web.Response:
         stream = self._stream(request, "write")
-        wanted = await self._decode(request, _Reset)
+        wanted = await self._decode(request, Reset)
         moves = await self._hub.run(
             self._hub.log.reset,
             request.match_info["group"],
@@ -505,7 +518,7 @@ class HttpDoor(Door):
         most = self._hub.config.http.body_bytes_max
         length = request.content_length
         if length is not None and length > most:
-            raise _too_large(most)
+            raise too_large(most)
         # A compressed body is counted by what it may grow to, as one of unknown length is.
         known = length is not None and "Content-Encoding" not in request.headers
         held = length if known and length is not None else most
@@ -514,7 +527,7 @@ class HttpDoor(Door):
                 async with asyncio.timeout(self._hub.config.http.body_seconds_max):
                     body = await request.read()
             except web.HTTPRequestEntityTooLarge:
-                raise _too_large(most) from None
+                raise too_large(most) from None
             except web.RequestPayloadError as error:
                 raise BadFormat(f"the body cannot be read: {error}") from None
             yield body
@@ -525,57 +538,6 @@ class HttpDoor(Door):
                 return msgspec.json.decode(body, type=kind)
             except formats.JSON_ERRORS as error:
                 raise BadFormat(f"the body is not what is expected: {error}") from None
-
-
-_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-
-
-class _NewStream(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    partitions: _Int64 = 1
-    settings: StreamSettings = StreamSettings()
-
-
-class _StreamChange(msgspec.Struct, forbid_unknown_fields=True):
-    settings: StreamSettings | None = None
-    partitions: _Int64 | None = None
-
-
-class _Trim(msgspec.Struct, forbid_unknown_fields=True):
-    before: _Int64
-
-
-class _Positions(msgspec.Struct, forbid_unknown_fields=True):
-    positions: dict[_Int64, _Int64]
-
-
-class _Reset(msgspec.Struct, forbid_unknown_fields=True):
-    to: Literal["earliest", "latest", "index", "timestamp", "shift"]
-    value: _Int64 = 0
-    partitions: list[_Int64] | None = None
-    dry_run: bool = False
-
-
-class _ByteBudget:
-    """Bytes that may be held at once; who wants more waits for its turn."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._held = 0
-        self._changed = asyncio.Condition()
-
-    @contextlib.asynccontextmanager
-    async def take(self, count: int) -> AsyncIterator[None]:
-        count = min(count, self._most)
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._held + count <= self._most)
-            self._held += count
-        try:
-            yield
-        finally:
-            async with self._changed:
-                self._held -= count
-                self._changed.notify_all()
 
 
 _PARSE_INLINE_BYTES: Final = 256 * limits.KIB
@@ -615,72 +577,8 @@ def _explain(error: web.HTTPException) -> str:
     return error.text or error.reason
 
 
-def _too_large(most: int) -> BatchTooLarge:
-    return BatchTooLarge(
-        f"the body is larger than {most} bytes (http.body_bytes_max): send it in parts"
-    )
-
-
 def _user(request: web.Request) -> User:
     return request[USER]
-
-
-def _partition(request: web.Request) -> int:
-    return _whole("partition", request.match_info["partition"])
-
-
-_WHOLE: Final = re.compile(r"-?[0-9]{1,20}")
-
-
-def _whole(name: str, text: str) -> int:
-    """`int` also takes spaces, underscores and the digits of all scripts."""
-    if not _WHOLE.fullmatch(text):
-        raise BadFormat(f"{name} is {text!r:.50}: it must be a whole number")
-    return int(text)
-
-
-def _time(request: web.Request) -> int | None:
-    text = request.query.get("time")
-    if text is None:
-        return None
-    try:
-        return formats.parse_time(text)
-    except (ValueError, OverflowError):
-        raise BadFormat(f"time is {text!r:.60}: it must be microseconds or ISO 8601") from None
-
-
-def _bool(request: web.Request, name: str, default: bool) -> bool:
-    text = request.query.get(name)
-    if text not in (None, "true", "false"):
-        raise BadFormat(f"{name} is {text!r:.50}: use true or false")
-    return default if text is None else text == "true"
-
-
-def _int(
-    request: web.Request,
-    name: str,
-    default: int | None,
-    least: int = -(2**63),
-    most: int = 2**63 - 1,
-) -> int | None:
-    text = request.query.get(name)
-    if text is None:
-        return default
-    value = _whole(name, text)
-    if not least <= value <= most:
-        raise BadFormat(f"{name} is {value}: it must be from {least} to {most}")
-    return value
-
-
-def _float(request: web.Request, name: str, default: float, least: float, most: float) -> float:
-    text = request.query.get(name)
-    try:
-        value = default if text is None else float(text)
-    except ValueError:
-        raise BadFormat(f"{name} is {text!r:.50}: it must be a number") from None
-    if not least <= value <= most:
-        raise BadFormat(f"{name} is {value}: it must be from {least} to {most}")
-    return value
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

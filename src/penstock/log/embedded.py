@@ -461,12 +461,18 @@ class EmbeddedLog(Log):
     def wait(self, stream: str, partition: int, index: int, seconds: float) -> int:
         found = self._partition(stream, partition)
         self._waiters.wait(found.pid, lambda: self._is_over(found, index), seconds)
-        return self.bounds(stream, partition)[1]
+        return self._end_of(found)
 
     async def wait_async(self, stream: str, partition: int, index: int, seconds: float) -> int:
         found = self._partition(stream, partition)
         await self._waiters.wait_async(found.pid, lambda: self._is_over(found, index), seconds)
-        return self.bounds(stream, partition)[1]
+        return self._end_of(found)
+
+    def _end_of(self, partition: Partition) -> int:
+        self._check_open()
+        if not self._ends.alive[partition.pid]:
+            raise UnknownStream(f"stream {partition.stream.name!r} was deleted meanwhile")
+        return int(self._ends.end[partition.pid])
 
     def _is_over(self, partition: Partition, index: int) -> bool:
         """Whether waiting for record `index` makes no sense any more."""

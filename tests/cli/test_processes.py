@@ -16,6 +16,8 @@ from penstock.log import Batch
 from penstock.testing.served import ServedHub
 from tests.cli.conftest import Cli, command, start
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "log.journal_bytes": "4194304",
     "log.checkpoint_bytes": "524288",

@@ -14,6 +14,8 @@ from penstock.testing.hub import TestHub
 from tests.contract.http_log import HttpLog
 from tests.contract.log import LogContract, OpenLog
 
+pytestmark = pytest.mark.slow
+
 
 class TestOverHttp(LogContract):
     @pytest.fixture(scope="class")

@@ -34,9 +34,10 @@ WORDS = {
 }
 
 
-def figures(results: list[dict[str, object]]) -> str:
-    """The table of the README."""
-    lines = ["| figure | what | measured | ratio | asked |", "|---|---|---|---|---|"]
+def figures(results: list[dict[str, object]], before: str) -> str:
+    """The table of the README. Figures that were not measured this time stay as they were."""
+    rows = dict(re.findall(r"^(\| `([a-z0-9_.]+)` \|.*)$", before, re.MULTILINE))
+    rows = {name: row for row, name in rows.items()}
     for result in results:
         name = str(result["name"])
         if name in WORDS:
@@ -44,8 +45,9 @@ def figures(results: list[dict[str, object]]) -> str:
             shown = f"{ratio:.2f}" if isinstance(ratio, float) else ""
             measured = f"{number(float(str(result['value'])))} {result['unit']}"
             asked = str(result["goal"]).replace(">=", "≥").replace("<=", "≤")
-            lines.append(f"| `{name}` | {WORDS[name]} | {measured} | {shown} | {asked} |")
-    return "\n".join(lines)
+            rows[name] = f"| `{name}` | {WORDS[name]} | {measured} | {shown} | {asked} |"
+    lines = ["| figure | what | measured | ratio | asked |", "|---|---|---|---|---|"]
+    return "\n".join(lines + [rows[name] for name in WORDS if name in rows])
 
 
 def main() -> int:
@@ -57,7 +59,7 @@ def main() -> int:
     )
     path = ROOT / "README.md"
     text = path.read_text()
-    text = _put(text, "figures", f"Measured on {where}.\n\n{figures(measured['results'])}")
+    text = _put(text, "figures", f"Measured on {where}.\n\n{figures(measured['results'], text)}")
     crash = OUT / "crash.json"
     if crash.exists():
         said = json.loads(crash.read_text())

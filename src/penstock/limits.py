@@ -137,6 +137,9 @@ HTTP_BODIES_BYTES_MAX: Final = 128 * MIB
 READ_WAIT_S_MAX: Final = 60.0
 """How long a read may wait at the end for more; proxies close what is idle for longer."""
 
+TAIL_READ_BYTES: Final = 64 * KIB
+"""What one live tail reads at a time, and so holds while its client does not take it."""
+
 TAIL_HEARTBEAT_S: Final = 15.0
 TAIL_END_S_MAX: Final = 1.0
 """How long the end of a tail may take to reach a client that may not read."""

@@ -68,6 +68,7 @@ def test_every_error_has_the_errors_schema() -> None:
                 assert schema == {"$ref": "#/components/schemas/Error"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path"),
     [each for each in OPERATIONS if not each[1].endswith("/tail")],

@@ -123,23 +123,32 @@ async def _follow(
         if end <= start:
             continue
         async with writing:  # before reading: so one tail never holds more than one read
-            batches = await hub.run(
-                hub.log.read, stream, partition, start, _READ_RECORDS, limits.MIB, below="earliest"
-            )
-            others = b"".join(
-                b",%d:%d" % (number, following - 1)
-                for number, following in nexts.items()
-                if number != partition
-            )
-            events = []
-            for batch in batches:
-                first = batch.column(0)[0].as_py()
-                events += [
-                    b"id: %d:%d%s\ndata: %s\n\n" % (partition, index, others, record)
-                    for index, record in enumerate(formats.json_records(partition, [batch]), first)
-                ]
-                nexts[partition] = first + batch.num_rows
-            await _write(response, b"".join(events))
+            await _write(response, await hub.run(_next_events, hub, stream, partition, nexts))
+
+
+def _next_events(hub: Hub, stream: str, partition: int, nexts: dict[int, int]) -> bytes:
+    """The next records as events. Nothing else of them is held while they are sent."""
+    others = b"".join(
+        b",%d:%d" % (number, following - 1)
+        for number, following in nexts.items()
+        if number != partition
+    )
+    events = []
+    for batch in hub.log.read(
+        stream,
+        partition,
+        nexts[partition],
+        _READ_RECORDS,
+        limits.TAIL_READ_BYTES,
+        below="earliest",
+    ):
+        first = batch.column(0)[0].as_py()
+        events += [
+            b"id: %d:%d%s\ndata: %s\n\n" % (partition, index, others, record)
+            for index, record in enumerate(formats.json_records(partition, [batch]), first)
+        ]
+        nexts[partition] = first + batch.num_rows
+    return b"".join(events)
 
 
 async def _beat(response: web.StreamResponse, writing: asyncio.Lock) -> None:

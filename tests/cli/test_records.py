@@ -136,12 +136,12 @@ def test_records_may_bring_their_own_ids(cli, stream):
     assert cli(*words, stdin=lines).json["dropped"] == 2
 
 
-def test_a_producer_needs_keys_where_partitions_are_chosen_by_them(cli, wide):
-    words = ("write", wide, "--producer", "p", "--first-id", 0)
-    assert "--partition" in cli(*words, "--format", "lines", stdin="a\n", code=2).err
-    keyed = '{"key": "a", "value": 1}\n{"key": "b", "value": 2}\n'
-    cli(*words, stdin=keyed)
-    assert cli(*words, "--json", stdin=keyed).json["dropped"] == 2
+@pytest.mark.parametrize("record", ['{"value": 1}', '{"key": "a", "value": 1}'])
+def test_a_producer_is_recognised_over_partitions_with_and_without_keys(cli, wide, record):
+    words = ("write", wide, "--producer", "p", "--first-id", 0, "--json")
+    assert cli(*words, stdin=record + "\n").json["records"] == 1
+    for _ in range(3):
+        assert cli(*words, stdin=record + "\n").json["dropped"] == 1
 
 
 def test_an_id_without_a_producer_is_wrong_usage(cli, stream):

@@ -61,8 +61,6 @@ class Part(NamedTuple):
     media_type: str
     body: bytes
     records: int
-    keyed: bool
-    """Whether each record has a key."""
 
 
 def cut(source: BinaryIO, form: Format, records: int) -> Iterator[Part]:
@@ -101,15 +99,7 @@ def _cut_lines(source: BinaryIO, form: Format, records: int) -> Iterator[Part]:
 
 def _part_of_lines(lines: list[bytes], form: Format) -> Part:
     body = b"".join(lines)
-    return Part(form.media_type, body, len(lines), form is Format.JSONL and _have_keys(lines))
-
-
-def _have_keys(lines: list[bytes]) -> bool:
-    try:
-        decoded = map(_keys_decoder.decode, lines)
-        return all(line.key is not None or line.key64 is not None for line in decoded)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return False  # the hub says which line is wrong, and why
+    return Part(form.media_type, body, len(lines))
 
 
 def _csv_batches(source: BinaryIO) -> Iterator[pa.RecordBatch]:
@@ -174,8 +164,7 @@ def _part_of_batch(batch: pa.RecordBatch) -> Part:
     sink = pa.BufferOutputStream()
     with ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    keyed = "key" in batch.schema.names and batch.column("key").null_count == 0
-    return Part(formats.ARROW, bytes(sink.getvalue()), batch.num_rows, keyed)
+    return Part(formats.ARROW, bytes(sink.getvalue()), batch.num_rows)
 
 
 def halves(part: Part) -> list[Part]:

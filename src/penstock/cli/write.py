@@ -125,7 +125,6 @@ class _Sender:
         self._partition = partition
         self._producer = producer
         self._next_id = first_id
-        self._needs_keys = producer is not None and partition is None and not self._is_single()
         self.stored = self.dropped = self.requests = 0
 
     @property
@@ -133,11 +132,6 @@ class _Sender:
         return self.stored + self.dropped
 
     def send(self, part: Part) -> None:
-        if self._needs_keys and not part.keyed:
-            raise typer.BadParameter(
-                f"--producer on {self._stream}, which has several partitions, needs a key in each "
-                "record or --partition: resent records without one could go elsewhere"
-            )
         query: dict[str, Any] = {"partition": self._partition}
         if self._producer is not None:
             query |= {"producer": self._producer, "first_id": self._next_id}
@@ -175,15 +169,6 @@ class _Sender:
         if isinstance(error, Refused):
             return error.code == "log-busy" or (error.status == 503 and self._producer is not None)
         return self._producer is not None and self.requests > 0
-
-    def _is_single(self) -> bool:
-        """Whether there is but one partition; who may not look has to give keys."""
-        try:
-            return len(self._hub.json("GET", stream_path(self._stream))["partitions"]) == 1
-        except Refused as error:
-            if error.status == 403:
-                return False
-            raise
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock.errors import SegmentDamaged, SegmentMissing
 from penstock.log.disk import RealDisk
 from penstock.log.schema import HEADERS, TIMESTAMP, record_batch
+from penstock.log.sealing import seal
 from penstock.log.segment import (
     GROWING,
     INDEX,
@@ -23,7 +24,6 @@ from penstock.log.segment import (
     cut_points,
     encode_batch,
     parse_name,
-    seal,
     segment_name,
     stream_head,
     take_within,

@@ -16,7 +16,6 @@ itself read as zeros.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +41,7 @@ _PREFIX: Final = SCHEMA.serialize().to_pybytes()
 _CONTINUATION: Final = b"\xff\xff\xff\xff"
 _ZERO_DIGITS: Final = b"00000000"
 _END_OF_STREAM: Final = _CONTINUATION + bytes(4)
-_FILE_MAGIC: Final = b"ARROW1\0\0"
+FILE_MAGIC: Final = b"ARROW1\0\0"
 _PLAIN: Final = ipc.IpcWriteOptions(use_threads=False)
 _ONE_THREAD: Final = ipc.IpcReadOptions(use_threads=False)
 _NOTE: Final = re.compile(
@@ -57,7 +56,7 @@ _AROUND: Final = 4096
 """More than schema, metadata and padding take around the columns of a batch."""
 
 _INDEX_ROW: Final = 72
-_INDEX_MAGIC: Final = b"PENSTOCK INDEX 1"
+INDEX_MAGIC: Final = b"PENSTOCK INDEX 1"
 
 
 class BatchEntry(NamedTuple):
@@ -93,11 +92,12 @@ def parse_name(name: str) -> tuple[int, str] | None:
 
 def stream_head(stream: str, partition: int) -> bytes:
     """The first bytes of a growing segment: the schema, and what the file is of."""
-    head: bytes = _described(stream, partition).serialize().to_pybytes()
+    head: bytes = described(stream, partition).serialize().to_pybytes()
     return head
 
 
-def _described(stream: str, partition: int) -> pa.Schema:
+def described(stream: str, partition: int) -> pa.Schema:
+    """The schema, and what the file is of."""
     return SCHEMA.with_metadata(
         {
             "penstock.format": FORMAT,
@@ -122,7 +122,7 @@ class Encoder:
 
     def encode(self, batch: pa.RecordBatch) -> tuple[list[Any], int]:
         """The parts to write, and their length."""
-        note = _note(batch, 0)
+        note = batch_note(batch, 0)
         if self._writer is not None:
             try:
                 return self._encode(batch, note)
@@ -141,7 +141,7 @@ class Encoder:
         begin = self._sink.tell() or len(_PREFIX)  # the schema is written with the first batch
         self._writer.write_batch(batch, custom_metadata=note)
         message = self._view[begin : self._sink.tell()]
-        return _signed(message), len(message)
+        return signed(message), len(message)
 
 
 def encode_batch(batch: pa.RecordBatch) -> tuple[list[Any], int]:
@@ -149,7 +149,8 @@ def encode_batch(batch: pa.RecordBatch) -> tuple[list[Any], int]:
     return Encoder(0).encode(batch)
 
 
-def _note(batch: pa.RecordBatch, size: int) -> dict[str, str]:
+def batch_note(batch: pa.RecordBatch, size: int) -> dict[str, str]:
+    """What a batch message says of itself; `size` 0: as large as its body."""
     index, time = batch.column(0), batch.column(1)
     base = np.frombuffer(index.buffers()[1], np.int64, 1, 8 * index.offset)[0]
     times = np.frombuffer(time.buffers()[1], np.int64, len(time), 8 * time.offset)
@@ -160,7 +161,7 @@ def _note(batch: pa.RecordBatch, size: int) -> dict[str, str]:
     return {"penstock": text}
 
 
-def _signed(message: Any) -> list[Any]:
+def signed(message: Any) -> list[Any]:
     """`message` with its body length and checksum filled in."""
     head_length = 8 + int.from_bytes(message[4:8], "little")
     head = bytearray(message[:head_length])
@@ -391,7 +392,7 @@ class SegmentFile:
 
     def _begin(self) -> None:
         """Find the first batch: behind the schema message."""
-        at = len(_FILE_MAGIC) if self.sealed else 0
+        at = len(FILE_MAGIC) if self.sealed else 0
         if self._limit is not None and self._limit <= at:
             return
         head = self._file.read(8, at)
@@ -443,9 +444,9 @@ class SegmentFile:
             data = file.read(file.size(), 0)
         finally:
             file.close()
-        body = data[len(_INDEX_MAGIC) : -4]
+        body = data[len(INDEX_MAGIC) : -4]
         if (
-            not data.startswith(_INDEX_MAGIC)
+            not data.startswith(INDEX_MAGIC)
             or len(body) % _INDEX_ROW
             or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little")
         ):
@@ -498,142 +499,3 @@ def _parse_entry(head: bytes, offset: int) -> BatchEntry | None:
     return BatchEntry(
         offset, 8 + metadata + body, base, rows, size, low, high, int(note[1], 16), note.start(1)
     )
-
-
-# -- sealing -------------------------------------------------------------------------------------
-
-
-def seal(disk: Disk, source: Path, stream: str, partition: int, compression: str) -> int:
-    """Rewrite a growing segment as a compressed IPC file beside it; returns the file's size.
-
-    The new file is on disk, under its final name, when this returns. The old one is left.
-    """
-    reader = SegmentFile(disk, source, disk.file_size(source))  # all of it: damage is no end
-    target = source.with_suffix(SEALED)
-    temporary = source.with_suffix(".tmp")
-    file = disk.open(temporary, create=True)
-    try:
-        file.truncate(0)
-        size = _write_sealed(reader, file, _described(stream, partition), compression)
-        file.sync()
-    finally:
-        file.close()
-        reader.close()
-    disk.rename(temporary, target)
-    disk.sync_directory(target.parent)
-    _write_index(disk, target)
-    return size
-
-
-def _write_sealed(reader: SegmentFile, file: File, schema: pa.Schema, compression: str) -> int:
-    sink = _Sink()
-    options = ipc.IpcWriteOptions(compression=_codec(reader, compression), use_threads=False)
-    size = 0
-    with ipc.new_file(pa.PythonFile(sink, "w"), schema, options=options) as writer:
-        for batch in _regrouped(reader.batches()):
-            writer.write_batch(batch, custom_metadata=_note(batch, batch.nbytes))
-            data = sink.take()
-            before = len(data) - _last_message(data, size == 0)
-            parts = [data[:before], *_signed(memoryview(data)[before:])]
-            file.write(parts, size)
-            size += len(data)
-            if size % limits.WRITEBACK_BYTES_MIN < len(data):
-                file.start_writeback(0, size)
-    rest = sink.take()
-    file.write([rest], size)
-    return size + len(rest)
-
-
-def _codec(reader: SegmentFile, compression: str) -> str | None:
-    """The codec to use: none if the middle batch would not shrink by a tenth."""
-    if compression == "none":
-        return None
-    middle = len(reader.entries) // 2
-    (batch, *_), _ = reader.read(reader.entries[middle].base, 10_000, limits.SEGMENT_BATCH_BYTES)
-    values = batch.column(3).buffers()[2]
-    if values is None or values.size == 0:
-        return compression
-    packed = pa.compress(values, codec=compression, asbytes=True)
-    return compression if len(packed) < 0.9 * values.size else None
-
-
-def _last_message(data: bytes, first: bool) -> int:
-    """Length of the batch message that ends `data`; magic and schema come before the first."""
-    at = 0
-    if first:
-        at = len(_FILE_MAGIC)
-        at += 8 + int.from_bytes(data[at + 4 : at + 8], "little")
-    return len(data) - at
-
-
-def _regrouped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches of about the right size from batches of any."""
-    held: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        held.append(batch)
-        size += batch.nbytes
-        if size >= limits.SEGMENT_BATCH_BYTES:
-            yield from _pieces(held)
-            held, size = [], 0
-    if held:
-        yield from _pieces(held)
-
-
-def _pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    cuts = cut_points(whole, limits.SEGMENT_BATCH_BYTES)
-    for begin, end in itertools.pairwise(cuts):
-        yield whole.slice(begin, end - begin)
-
-
-class _Sink:
-    """A file object that gathers what Arrow writes."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def write(self, data: bytes) -> int:
-        self._parts.append(bytes(data))
-        self._size += len(data)
-        return len(data)
-
-    def take(self) -> bytes:
-        data = b"".join(self._parts)
-        self._parts.clear()
-        return data
-
-    def tell(self) -> int:
-        return self._size
-
-    def flush(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-
-def _write_index(disk: Disk, path: Path) -> None:
-    """Write what `SegmentFile` would find by walking `path`; it is checked before it is used."""
-    index = path.with_suffix(INDEX)
-    disk.remove(index)
-    reader = SegmentFile(disk, path)
-    rows = np.array(reader.entries, np.int64).tobytes()
-    reader.close()
-    data = _INDEX_MAGIC + rows
-    file = disk.open(index, create=True)
-    file.truncate(0)
-    file.write([data + crc32c(data).to_bytes(4, "little")], 0)
-    file.close()

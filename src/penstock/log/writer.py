@@ -30,6 +30,7 @@ from penstock.log.catalog import SegmentState
 from penstock.log.disk import Disk, File
 from penstock.log.journal import Journal
 from penstock.log.schema import record_batch
+from penstock.log.sealing import seal
 from penstock.log.segment import (
     GROWING,
     INDEX,
@@ -37,7 +38,6 @@ from penstock.log.segment import (
     Encoder,
     cut_points,
     parse_name,
-    seal,
     segment_name,
     stream_head,
 )

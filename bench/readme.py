@@ -14,12 +14,14 @@ WORDS = {
     "log.append_1k": "durable append, groups of 1,000 records, against raw write + `fdatasync`",
     "log.append_10k": "the same, groups of 10,000",
     "log.commit_64_partitions": "commit over 64 partitions, against over one",
-    "log.read_arrow": "sequential read to Arrow, against plain read + crc32c of the same bytes",
-    "log.random_read": "100 records from a random index, p50, against 100 us",
+    "log.read_arrow": "sequential read to Arrow of data that does not compress, against plain read + "
+    "crc32c of the same bytes",
+    "log.random_read": "100 records from a random index, not compressed, p50, against 100 us",
     "log.growth_append": "append with 1,000 segments, against 10",
     "log.growth_read": "read (a record) with 1,000 segments, against 10",
     "log.reopen_growth": "open after kill -9 with 4 GB stored, against 400 MB",
-    "log.low_rate": "1,000 streams with a record a second each, against 12 % of a core",
+    "log.low_rate": "1,000 streams with a record a second each, without the timers that drive it, "
+    "against 12 % of a core",
     "log.low_rate_ack_p50": "its confirmations, p50",
     "log.low_rate_ack_p99": "its confirmations, p99",
     "log.many_streams": "1,000 streams interleaved at random, against raw append",

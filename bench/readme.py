@@ -14,8 +14,8 @@ WORDS = {
     "log.append_1k": "durable append, groups of 1,000 records, against raw write + `fdatasync`",
     "log.append_10k": "the same, groups of 10,000",
     "log.commit_64_partitions": "commit over 64 partitions, against over one",
-    "log.read_arrow": "sequential read to Arrow of data that does not compress, against plain read + "
-    "crc32c of the same bytes",
+    "log.read_arrow": "sequential read to Arrow of data that does not compress, against plain "
+    "read + crc32c of the same bytes",
     "log.random_read": "100 records from a random index, not compressed, p50, against 100 us",
     "log.growth_append": "append with 1,000 segments, against 10",
     "log.growth_read": "read (a record) with 1,000 segments, against 10",

@@ -13,6 +13,7 @@ from penstock.cli import (
     check,
     doctor,
     groups,
+    pipeline,
     read,
     serve,
     streams,
@@ -65,6 +66,7 @@ app.command()(write.write)
 app.command()(read.read)
 app.command()(tail.tail)
 app.add_typer(groups.app, name="groups")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(user.app, name="user")
 app.command()(verify.verify)
 app.command()(doctor.doctor)

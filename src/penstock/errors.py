@@ -12,8 +12,10 @@
     │   ├── StreamExists           the name is taken, or clashes with one that is
     │   ├── IndexOutOfRange        an index past the end of a partition
     │   ├── IndexTrimmed           an index below the earliest one kept
+    │   ├── StagedMissing          what is to be published is not staged
     │   ├── PositionBackwards      a saved position may only move forward; reset it instead
     │   ├── BadFormat              bytes that are not what their content type says
+    │   ├── BadStatement           SQL that cannot run as a pipeline
     │   ├── Unauthorized           no token, or one that is not valid
     │   ├── Forbidden              the user has no right to do that
     │   └── LimitExceeded          larger or more than a limit in `limits.py` allows
@@ -104,8 +106,16 @@ class PositionBackwards(LocalError):
     code = "position-backwards"
 
 
+class StagedMissing(LocalError):
+    code = "staged-missing"
+
+
 class BadFormat(LocalError):
     code = "bad-format"
+
+
+class BadStatement(LocalError):
+    code = "bad-statement"
 
 
 class Unauthorized(LocalError):

@@ -114,6 +114,30 @@ TAIL_FRAMES_PER_READ_MAX: Final = 16_384
 RETENTION_MAX: Final = 2**53
 """Of seconds, bytes or records to keep: whole numbers beyond are not exact in JSON."""
 
+# -- staging and publishing --------------------------------------------------------------------
+
+WRITER_NAME_BYTES_MAX: Final = 1_024
+"""A checkpoint location and a query's id fit."""
+
+STAGED_RECORDS: Final = 65_536
+STAGED_BATCH_BYTES: Final = 8 * MIB
+"""One staged batch, and so one append of a publication; also never more than half a group."""
+
+STAGING_BYTES_DEFAULT: Final = 32 * 1024 * MIB
+"""All that is staged and not published; it is on disk, not in memory."""
+
+STAGED_S_MAX: Final = 7 * 24 * 3600.0
+"""What was staged and not published within this time is removed."""
+
+PUBLISHED_PARTS_MAX: Final = 100_000
+"""Parts of one publication: a task of a Spark job stages one."""
+
+PUBLICATIONS_MAX: Final = 100_000
+"""Writers whose last epoch is remembered; beyond, those that published longest ago are
+forgotten, but never one that did so within `PUBLICATION_KEPT_S`."""
+
+PUBLICATION_KEPT_S: Final = 30 * 24 * 3600.0
+
 # -- waits -------------------------------------------------------------------------------------
 
 OWNER_EXIT_S_MAX: Final = 20.0
@@ -163,3 +187,8 @@ METRIC_STREAMS_MAX: Final = 1_000
 
 GROUP_STALE_DEFAULT_S: Final = 7 * 24 * 3600.0
 """A registered group that saved nothing for this long is reported as stale."""
+
+# -- Spark -------------------------------------------------------------------------------------
+
+SQL_FILE_CHARS_MAX: Final = 1_000_000
+"""A file of `penstock pipeline sql`; one that is larger is data, not statements."""

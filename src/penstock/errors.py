@@ -23,6 +23,10 @@
     │       ├── BatchTooLarge
     │       └── TooMany
     ├── RemoteError                the peer broke its protocol's rules (protocols derive from it)
+    ├── PipelineError              a pipeline cannot go on
+    │   ├── TableForeign           the table was not written by this archive of this hub
+    │   ├── TableInUse             another process is at work on the table
+    │   └── QueryFailed            a query ended with an error
     └── LogError                   the log cannot do it now
         ├── LogBusy                its buffer is full; wait for room
         ├── LogClosed              it was closed
@@ -146,6 +150,24 @@ class RemoteError(PenstockError):
     """The peer broke the rules of its protocol."""
 
     code = "protocol-error"
+
+
+class PipelineError(PenstockError):
+    """A pipeline on Spark cannot go on."""
+
+    code = "pipeline-error"
+
+
+class TableForeign(PipelineError):
+    code = "table-foreign"
+
+
+class TableInUse(PipelineError):
+    code = "table-in-use"
+
+
+class QueryFailed(PipelineError):
+    code = "query-failed"
 
 
 class LogError(PenstockError):

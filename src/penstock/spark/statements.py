@@ -16,7 +16,7 @@ from penstock.errors import BadStatement
 
 SUPPORTED: Final = """\
 INSERT INTO <stream> [(columns)] SELECT ...
-CREATE TABLE <name> [USING parquet|delta] [PARTITIONED BY (columns)] [LOCATION '<path>'] AS SELECT ...
+CREATE TABLE <name> [USING parquet|delta] [PARTITIONED BY (columns)] [LOCATION '...'] AS SELECT ...
 CREATE [OR REPLACE] TEMPORARY VIEW <name> AS SELECT ...
 CREATE TEMPORARY FUNCTION, DECLARE VARIABLE, DROP VIEW, SET"""
 
@@ -276,7 +276,9 @@ class _Parser:
         location: str | None = None
         partitioned: tuple[str, ...] = ()
         if self._peek() == "(":
-            raise self._refuse("the columns come from the SELECT: leave the list behind the name out")
+            raise self._refuse(
+                "the columns come from the SELECT: leave the list behind the name out"
+            )
         while self._more() and not self._take("AS"):
             if self._take("USING"):
                 form = self._format()
@@ -293,9 +295,7 @@ class _Parser:
                     "USING, PARTITIONED BY and LOCATION"
                 )
         query = self._query("a table is filled by a query: CREATE TABLE <name> AS SELECT ...")
-        return IntoTable(
-            self._place, self._text, target, form, location, partitioned, query
-        )
+        return IntoTable(self._place, self._text, target, form, location, partitioned, query)
 
     def _format(self) -> TableFormat:
         token = self._next("USING parquet or USING delta")

@@ -27,11 +27,18 @@
     │   ├── TableForeign           the table was not written by this archive of this hub
     │   ├── TableInUse             another process is at work on the table
     │   └── QueryFailed            a query ended with an error
+    ├── SparkError                 what Spark needs is not there
+    │   ├── SparkMissing           PySpark is not installed
+    │   ├── JavaMissing            no Java, or none that is new enough
+    │   ├── JarsMissing            jars that were not fetched, or are not what they should be
+    │   └── SparkUnreachable       no Spark server at that address
     └── LogError                   the log cannot do it now
         ├── LogBusy                its buffer is full; wait for room
         ├── LogClosed              it was closed
         ├── DiskFull               no space left; reads go on, appends resume when there is room
         ├── DataDirectoryInUse     another process owns the data directory
+        ├── HubUnreachable         no hub answers; it may be starting
+        ├── HubBusy                as many calls as the hub serves at once; try again
         └── StorageError           the disk failed, or what is on it is not what was written
             ├── StorageFailed      a write or sync failed; the log has stopped
             ├── FormatUnknown      written by a version this one does not read
@@ -170,6 +177,28 @@ class QueryFailed(PipelineError):
     code = "query-failed"
 
 
+class SparkError(PenstockError):
+    """What Spark needs is not there."""
+
+    code = "spark-error"
+
+
+class SparkMissing(SparkError):
+    code = "spark-missing"
+
+
+class JavaMissing(SparkError):
+    code = "java-missing"
+
+
+class JarsMissing(SparkError):
+    code = "jars-missing"
+
+
+class SparkUnreachable(SparkError):
+    code = "spark-unreachable"
+
+
 class LogError(PenstockError):
     """The log cannot do it now."""
 
@@ -190,6 +219,14 @@ class DiskFull(LogError):
 
 class DataDirectoryInUse(LogError):
     code = "data-directory-in-use"
+
+
+class HubUnreachable(LogError):
+    code = "hub-unreachable"
+
+
+class HubBusy(LogError):
+    code = "hub-busy"
 
 
 class StorageError(LogError):

@@ -183,6 +183,45 @@ METRIC_PARTITIONS_MAX: Final = 10_000
 METRIC_STREAMS_MAX: Final = 1_000
 """Streams with metrics of their own; the rest is counted together under `_other`."""
 
+# -- the hub's Arrow Flight door ---------------------------------------------------------------
+
+FLIGHT_CALLS_MAX: Final = 128
+"""Calls at once: each has a thread, and holds one read or one batch. Further ones are told to try
+again."""
+
+FLIGHT_READ_BYTES: Final = 4 * MIB
+"""What a read takes from the log at a time, and so holds while its client does not take it."""
+
+FLIGHT_MESSAGE_BYTES: Final = 2 * MIB
+"""Batches of a read are put together up to this: fewer messages cost less on both sides."""
+
+FLIGHT_PUT_BYTES: Final = 2 * MIB
+"""Penstock's own client sends larger batches in parts of this size."""
+
+FLIGHT_BATCH_BYTES_MAX: Final = 64 * MIB
+"""One batch that is sent; the same as one read."""
+
+FLIGHT_BODY_BYTES_MAX: Final = 4 * MIB
+"""The JSON of one action, ticket or descriptor: a look at ten thousand streams fits."""
+
+FLIGHT_UNCONFIRMED_MAX: Final = 32
+"""Batches of one call that are not on disk yet; the door reads on when some are."""
+
+FLIGHT_WAIT_S_MAX: Final = 5.0
+"""How long a look waits for something new."""
+
+FLIGHT_WAITING_MAX: Final = 64
+"""Looks that wait at once, so that half of the calls stay free for others; more do not wait."""
+
+FLIGHT_BUSY_S_MAX: Final = 30.0
+"""How long Penstock's own client tries again while the hub is busy."""
+
+FLIGHT_CALL_S_MAX: Final = 120.0
+"""How long an action may take; a read or a write may take any time."""
+
+FLIGHT_ERROR_CHARS_MAX: Final = 1_000
+"""Of an error's message: it travels in headers of at most 8 KiB, twice."""
+
 # -- groups ------------------------------------------------------------------------------------
 
 GROUP_STALE_DEFAULT_S: Final = 7 * 24 * 3600.0
@@ -192,3 +231,30 @@ GROUP_STALE_DEFAULT_S: Final = 7 * 24 * 3600.0
 
 SQL_FILE_CHARS_MAX: Final = 1_000_000
 """A file of `penstock pipeline sql`; one that is larger is data, not statements."""
+
+# -- Spark -------------------------------------------------------------------------------------
+
+SPARK_BATCH_RECORDS: Final = 65_536
+"""One Arrow batch given to Spark: 8 thousand rows cost a third more CPU, more gain nothing."""
+
+SPARK_BATCH_BYTES: Final = 16 * MIB
+"""Batches of large records have fewer rows; 64 thousand of 100 bytes stay below."""
+
+SPARK_TIMEOUT_DEFAULT_S: Final = 60.0
+"""How long a query waits for a hub that does not answer before it fails."""
+
+SPARK_TIMEOUT_S_MAX: Final = 24 * 3600.0
+SPARK_RETRY_S_MAX: Final = 2.0
+"""Longest pause between two attempts to reach the hub."""
+
+SPARK_WAIT_S: Final = 0.1
+"""How long a query with nothing to do waits at the hub; without it, it would ask 30 times a
+second."""
+
+SPARK_DIRECT_RECORDS_MIN: Final = 16_384
+"""A range this long is looked for in the segments; a shorter one costs less from the hub."""
+
+SPARK_PARTITIONS_MAX: Final = 100_000
+SPARK_LOW_RECORDS_MAX: Final = 65_536
+SPARK_LOW_BYTES_MAX: Final = 16 * MIB
+"""What one read of `latency=low` takes at most: it passes through the driver's memory."""

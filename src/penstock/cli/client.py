@@ -11,15 +11,9 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from penstock.errors import BadSetting, LogError, PenstockError
+from penstock.errors import BadSetting, HubUnreachable, PenstockError
 
 DEFAULT_URL = "http://127.0.0.1:7470"
-
-
-class HubUnreachable(LogError):
-    """No hub answers."""
-
-    code = "hub-unreachable"
 
 
 class Refused(PenstockError):

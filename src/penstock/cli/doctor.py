@@ -20,7 +20,6 @@ import typer
 import penstock
 from penstock import config as configuration
 from penstock import limits
-from penstock.cli.client import HubUnreachable
 from penstock.cli.options import (
     DEFAULT_URL,
     CaOption,
@@ -31,7 +30,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.output import errors, show_json, show_table, size
 from penstock.cli.serve import ConfigOption, DataOption, flags
-from penstock.errors import PenstockError
+from penstock.errors import HubUnreachable, PenstockError
 
 State = Literal["ok", "warning", "problem"]
 

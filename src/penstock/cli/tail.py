@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from penstock.cli.client import Client, Event, HubUnreachable, Refused, stream_path
+from penstock.cli.client import Client, Event, Refused, stream_path
 from penstock.cli.options import (
     DEFAULT_URL,
     CaOption,
@@ -22,6 +22,7 @@ from penstock.cli.options import (
     connect,
 )
 from penstock.cli.output import put, say
+from penstock.errors import HubUnreachable
 
 _PAUSE_S: Final = 0.2
 _PAUSE_S_MAX: Final = 3.0

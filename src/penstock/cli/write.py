@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO, Final
 import msgspec
 import typer
 
-from penstock.cli.client import Client, HubUnreachable, Refused, stream_path
+from penstock.cli.client import Client, Refused, stream_path
 from penstock.cli.files import Format, Part, cut, guess, halves
 from penstock.cli.options import (
     DEFAULT_URL,
@@ -24,7 +24,7 @@ from penstock.cli.options import (
     connect,
 )
 from penstock.cli.output import progress, say, show_json
-from penstock.errors import PenstockError
+from penstock.errors import HubUnreachable, PenstockError
 
 _TRIES: Final = 8
 _PAUSE_S: Final = 0.25

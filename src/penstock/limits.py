@@ -258,3 +258,28 @@ SPARK_PARTITIONS_MAX: Final = 100_000
 SPARK_LOW_RECORDS_MAX: Final = 65_536
 SPARK_LOW_BYTES_MAX: Final = 16 * MIB
 """What one read of `latency=low` takes at most: it passes through the driver's memory."""
+
+# -- the archive -------------------------------------------------------------------------------
+
+TABLE_STATE_BYTES_MAX: Final = 64 * MIB
+"""The files one batch adds to a table, by name: about 400,000."""
+
+TABLE_LOCK_S_MAX: Final = 60.0
+"""How long moving files may keep others from it; it takes milliseconds."""
+
+ARCHIVE_QUERIES_MAX: Final = 8
+"""Queries at once; each costs threads and a Python process. More streams take turns."""
+
+ARCHIVE_BATCH_BYTES_DEFAULT: Final = 512 * MIB
+"""What a batch reads: large enough for good files, small enough to be repeated."""
+
+ARCHIVE_WRITERS_MAX: Final = 16
+"""Dates that a task writes at once without sorting its rows first."""
+
+COMPACT_BYTES_DEFAULT: Final = 128 * MIB
+COMPACT_ROW_GROUP_ROWS: Final = 256 * 1024
+COMPACT_ROW_GROUP_BYTES: Final = 32 * MIB
+"""Memory that compaction holds for the row group it writes, which ends at either limit."""
+
+PARSE_SAMPLE_RECORDS: Final = 10_000
+"""Records from the beginning of a stream that its schema is inferred from."""

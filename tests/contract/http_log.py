@@ -22,7 +22,7 @@ from pyarrow import ipc
 from penstock import errors
 from penstock.errors import BadBatch, IndexTrimmed, LogClosed, PenstockError
 from penstock.log import Appended, Batch, Lag, Log, Move, ResetTo, StreamInfo, StreamSettings
-from penstock.log.api import Below, Dropped
+from penstock.log.api import Below, Dropped, Published, Stage
 from penstock.log.batch import headers_as_array
 from penstock.log.receipt import Receipt, fulfil
 from penstock.testing.hub import TestHub
@@ -36,7 +36,7 @@ CLASSES: dict[str, type[PenstockError]] = {
 
 
 class HttpLog(Log):
-    """What HTTP has no words for goes to the hub's own log: checkpoints and retention."""
+    """What HTTP has no words for goes to the hub's own log: publications and keeping house."""
 
     def __init__(self, hub: TestHub, close: Callable[[], None]) -> None:
         self._hub = hub
@@ -301,6 +301,15 @@ class HttpLog(Log):
 
     def apply_retention(self) -> list[Dropped]:
         return self._hub.log.apply_retention()
+
+    def stage(self, writer: str, epoch: int) -> Stage:
+        return self._hub.log.stage(writer, epoch)
+
+    def publish(self, writer: str, epoch: int, parts: Sequence[str]) -> Published:
+        return self._hub.log.publish(writer, epoch, parts)
+
+    def discard(self, writer: str, epoch: int) -> None:
+        self._hub.log.discard(writer, epoch)
 
     def checkpoint(self) -> None:
         self._hub.log.checkpoint()

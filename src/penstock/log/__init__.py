@@ -13,7 +13,9 @@ from penstock.log.api import (
     Log,
     Move,
     PartitionInfo,
+    Published,
     ResetTo,
+    Stage,
     StreamInfo,
 )
 from penstock.log.batch import Batch, BinaryColumn, HeaderColumn
@@ -35,8 +37,10 @@ __all__ = [
     "LogSettings",
     "Move",
     "PartitionInfo",
+    "Published",
     "Receipt",
     "ResetTo",
+    "Stage",
     "StreamInfo",
     "StreamSettings",
     "now_us",

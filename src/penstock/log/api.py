@@ -106,6 +106,31 @@ class Dropped(msgspec.Struct, frozen=True):
     held_by: str | None = None
 
 
+class Published(msgspec.Struct, frozen=True):
+    """What a publication did; `already`: nothing, that epoch or a later one was published."""
+
+    records: int
+    already: bool
+
+
+class Stage(ABC):
+    """Records on their way to be staged. Give it batches, then `finish` or `cancel`.
+
+    A batch has the columns `topic` and `value` and, if wished, `partition` (null: chosen by the
+    key), `key`, `timestamp` (null: now) and `headers`.
+    """
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None: ...
+
+    @abstractmethod
+    def finish(self) -> str:
+        """Returns the name of the part, to be published with; it is on disk by then."""
+
+    @abstractmethod
+    def cancel(self) -> None: ...
+
+
 class Log(ABC):
     """Streams of records, durable and in order. All methods may be called from any thread.
 
@@ -233,6 +258,23 @@ class Log(ABC):
     @abstractmethod
     def last_id(self, producer: str, stream: str, partition: int) -> int | None:
         """The id of the producer's last record on disk in this partition."""
+
+    # -- publishing ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def stage(self, writer: str, epoch: int) -> Stage:
+        """Begin to stage records of an epoch; several may be staged side by side."""
+
+    @abstractmethod
+    def publish(self, writer: str, epoch: int, parts: Sequence[str]) -> Published:
+        """Append all records of these parts, in order; readers see all of them, or none.
+
+        Epochs of a writer rise. One that was published before is not published again.
+        """
+
+    @abstractmethod
+    def discard(self, writer: str, epoch: int) -> None:
+        """Remove what is staged for an epoch and not published."""
 
     # -- reading ---------------------------------------------------------------------------------
 

@@ -19,6 +19,13 @@ from penstock.log.disk import Disk
 from penstock.log.settings import StreamSettings
 
 FORMAT: Final = "1"
+_LATER: Final = """
+CREATE TABLE IF NOT EXISTS publications (
+    writer TEXT PRIMARY KEY, epoch INTEGER NOT NULL, at INTEGER NOT NULL, unfinished BLOB
+) WITHOUT ROWID;
+"""
+"""Tables that came after format 1 was fixed; a data directory without them gets them."""
+
 T = TypeVar("T")
 
 _SCHEMA: Final = """
@@ -84,6 +91,15 @@ class PositionRow(NamedTuple):
     saved_at: int
 
 
+class PublicationRow(NamedTuple):
+    """The last epoch of a writer; `unfinished`: how to finish it, if that is still to be done."""
+
+    writer: str
+    epoch: int
+    at: int
+    unfinished: bytes | None
+
+
 class GroupRow(NamedTuple):
     """A group that reads a stream."""
 
@@ -109,6 +125,8 @@ class Catalog:
             if not found[0]:
                 self._create()
             version = self.get("format")
+            if version == FORMAT:
+                self.write(lambda db: db.execute(_LATER))
         except sqlite3.DatabaseError as error:
             raise StorageError(
                 f"{path} cannot be read as a database ({error}): restore it from a backup"
@@ -343,11 +361,44 @@ class Catalog:
 
         self.write_gathered(save)
 
+    # -- publications ----------------------------------------------------------------------------
+
+    def publications(self) -> list[PublicationRow]:
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT writer, epoch, at, unfinished FROM publications"
+            ).fetchall()
+        return [PublicationRow(*row) for row in rows]
+
+    def begin_publication(self, row: PublicationRow, next_id: int) -> None:
+        """Note what is about to be published, and which producer id comes after it."""
+
+        def begin(db: sqlite3.Connection) -> None:
+            db.execute("INSERT OR REPLACE INTO publications VALUES (?, ?, ?, ?)", row)
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('publish_id', ?)", (str(next_id),))
+
+        self.write(begin)
+
+    def end_publication(self, writer: str) -> None:
+        self.write_gathered(
+            lambda db: _run(
+                db, "UPDATE publications SET unfinished = NULL WHERE writer = ?", (writer,)
+            )
+        )
+
+    def forget_publications(self, writers: Iterable[str]) -> None:
+        gone = [(writer,) for writer in writers]
+        self.write(lambda db: db.executemany("DELETE FROM publications WHERE writer = ?", gone))
+
     def problems(self) -> list[str]:
         """What SQLite's own check finds wrong."""
         with self._lock:
             rows = self._db.execute("PRAGMA integrity_check").fetchall()
         return [row[0] for row in rows if row[0] != "ok"]
+
+
+def _run(db: sqlite3.Connection, statement: str, values: tuple[object, ...]) -> None:
+    db.execute(statement, values)
 
 
 def _insert_partitions(db: sqlite3.Connection, stream: int, numbers: range) -> list[int]:

@@ -4,6 +4,7 @@
 <data>/catalog.sqlite   streams, checkpoints, positions, producers
 <data>/journal          the ring
 <data>/mark             how far it was confirmed
+<data>/staging/<writer>/ what is written and not yet published
 <data>/streams/<stream>/<partition>/<base index>.arrows | .arrow | .index
 """
 
@@ -41,7 +42,9 @@ from penstock.log.api import (
     Log,
     Move,
     PartitionInfo,
+    Published,
     ResetTo,
+    Stage,
     StreamInfo,
 )
 from penstock.log.batch import Batch
@@ -55,11 +58,13 @@ from penstock.log.journal import Journal, Mark, create_journal
 from penstock.log.keeper import Keeper
 from penstock.log.names import check_stream_name
 from penstock.log.partitioner import partition_of, partitions_of
-from penstock.log.producers import Producers, sequenced
+from penstock.log.producers import Producers, Sequenced, sequenced
+from penstock.log.publisher import Publisher
 from penstock.log.receipt import Receipt
 from penstock.log.recovery import Recovered, recover
 from penstock.log.segments import SegmentCache
 from penstock.log.settings import LogSettings, StreamSettings
+from penstock.log.staging import Staging
 from penstock.log.stats import LogStats
 from penstock.log.streams import Partition, Stream, Streams
 from penstock.log.tail import Tail
@@ -167,10 +172,33 @@ class EmbeddedLog(Log):
             )
             undo.pop_all()
         self._committer.start()
+        self._publisher = self._make_publisher(clock)
         self._keeper = Keeper(
             settings, self._catalog, self._streams, self._groups, self._ends, self._checkpoints,
-            self._committer, self._changing, clock,
+            self._committer, self._publisher, self._changing, clock,
         )  # fmt: skip
+
+    def _make_publisher(self, clock: Callable[[], int]) -> Publisher:
+        """Finish what was being published when the log was last used, before anybody reads."""
+        settings = self.settings
+        publisher = Publisher(
+            self._catalog,
+            Staging(self._disk, self.data / "staging", settings.staging_bytes, clock),
+            self._streams,
+            self._ends,
+            submit=self._submit_published,
+            synced=self._committer.sync_relaxed,
+            released=lambda pids: self._waiters.wake([pids]),
+            clock=clock,
+            batch_bytes=min(limits.STAGED_BATCH_BYTES, self._journal.group_bytes_max // 2),
+            record_bytes_max=settings.record_bytes_max,
+        )
+        try:
+            publisher.recover()
+        except BaseException:
+            self._end()
+            raise
+        return publisher
 
     def _take_directory(self) -> Lock:
         try:
@@ -231,7 +259,7 @@ class EmbeddedLog(Log):
         return PartitionInfo(
             partition.number,
             partition.earliest,
-            int(self._ends.end[partition.pid]),
+            self._ends.visible(partition.pid),
             len(sizes),
             sum(size for _, size in sizes),
         )
@@ -316,6 +344,18 @@ class EmbeddedLog(Log):
         sequence = sequenced(producer, ids, batch.count, drop_resent)
         if sequence is not None:
             self._producers.check_room()
+        return self._hand_over(target, batch, sequence, wait_for_room)
+
+    def _submit_published(self, target: NDArray[np.uint32], batch: Batch, by: Sequenced) -> Receipt:
+        return self._hand_over(target, batch, by, wait_for_room=True)
+
+    def _hand_over(
+        self,
+        target: int | NDArray[np.uint32],
+        batch: Batch,
+        sequence: Sequenced | None,
+        wait_for_room: bool,
+    ) -> Receipt:
         pending = Pending(batch, self._checked_target(target, batch), sequence)
         named = 0 if sequence is None else len(sequence.name)
         length = fr.frame_length(pending.body, len(pending.pids), named)
@@ -366,6 +406,20 @@ class EmbeddedLog(Log):
     def last_id(self, producer: str, stream: str, partition: int) -> int | None:
         return self._producers.last_id(producer.encode(), self._partition(stream, partition).pid)
 
+    # -- publishing ------------------------------------------------------------------------------
+
+    def stage(self, writer: str, epoch: int) -> Stage:
+        self._check_open()
+        return self._publisher.stage(writer, epoch)
+
+    def publish(self, writer: str, epoch: int, parts: Sequence[str]) -> Published:
+        self._check_open()
+        return self._publisher.publish(writer, epoch, parts)
+
+    def discard(self, writer: str, epoch: int) -> None:
+        self._check_open()
+        self._publisher.discard(writer, epoch)
+
     @property
     def buffered_bytes(self) -> int:
         """Records handed over and not yet on disk."""
@@ -386,12 +440,17 @@ class EmbeddedLog(Log):
 
     def all_bounds(self, stream: str) -> list[tuple[int, int]]:
         """The bounds of every partition."""
-        ends = self._ends.end
-        return [(each.earliest, int(ends[each.pid])) for each in self._stream(stream).partitions]
+        return self.snapshot([stream])[stream]
+
+    def snapshot(self, streams: Sequence[str]) -> dict[str, list[tuple[int, int]]]:
+        """The bounds of every partition of some streams, at one moment: no publication is cut."""
+        found = [(name, list(self._stream(name).partitions)) for name in streams]
+        ends = iter(self._ends.visible_all([each.pid for _, own in found for each in own]))
+        return {name: [(each.earliest, next(ends)) for each in own] for name, own in found}
 
     def bounds(self, stream: str, partition: int) -> tuple[int, int]:
         found = self._partition(stream, partition)
-        return found.earliest, int(self._ends.end[found.pid])
+        return found.earliest, self._ends.visible(found.pid)
 
     def read(
         self,
@@ -407,7 +466,7 @@ class EmbeddedLog(Log):
         found = self._partition(stream, partition)
         max_records = min(max_records, limits.READ_RECORDS_MAX)
         max_bytes = max(1, min(max_bytes, limits.READ_BYTES_MAX))
-        end = int(self._ends.end[found.pid])
+        end = self._ends.visible(found.pid)
         if start > end:
             raise IndexOutOfRange(
                 f"record {start} of {stream}/{partition} does not exist: the end is {end}"
@@ -430,6 +489,7 @@ class EmbeddedLog(Log):
         self, partition: Partition, start: int, end: int, max_records: int, max_bytes: int
     ) -> list[pa.RecordBatch]:
         found: list[pa.RecordBatch] = []
+        max_records = min(max_records, end - start)  # segments may be ahead of a held end
         while start < end and max_records > 0 and max_bytes > 0:
             try:
                 if start < partition.segments.end:
@@ -472,16 +532,16 @@ class EmbeddedLog(Log):
         self._check_open()
         if not self._ends.alive[partition.pid]:
             raise UnknownStream(f"stream {partition.stream.name!r} was deleted meanwhile")
-        return int(self._ends.end[partition.pid])
+        return self._ends.visible(partition.pid)
 
     def _is_over(self, partition: Partition, index: int) -> bool:
         """Whether waiting for record `index` makes no sense any more."""
         ends = self._ends
-        return self._closed or ends.end[partition.pid] > index or not ends.alive[partition.pid]
+        return self._closed or ends.visible(partition.pid) > index or not ends.alive[partition.pid]
 
     def index_at(self, stream: str, partition: int, timestamp: int) -> int:
         found = self._partition(stream, partition)
-        end = int(self._ends.end[found.pid])
+        end = self._ends.visible(found.pid)
         while True:
             in_segments = found.segments.end
             at = found.segments.first_at_or_after(found.earliest, timestamp)
@@ -490,7 +550,7 @@ class EmbeddedLog(Log):
                     found.pid, max(in_segments, found.earliest), timestamp
                 )
             if at is not None or found.segments.end == in_segments:
-                return end if at is None else at
+                return end if at is None else min(at, end)
 
     # -- groups ----------------------------------------------------------------------------------
 
@@ -520,7 +580,7 @@ class EmbeddedLog(Log):
         moves = {}
         for number, position in positions.items():
             partition = self._partition(stream, number)
-            end = int(self._ends.end[partition.pid])
+            end = self._ends.visible(partition.pid)
             if not 0 <= position <= end:
                 raise IndexOutOfRange(
                     f"position {position} of {stream}/{number} does not exist: it must be from 0 "
@@ -543,7 +603,7 @@ class EmbeddedLog(Log):
         return found
 
     def _lag(self, group: str, stream: Stream, partition: Partition) -> Lag:
-        end = int(self._ends.end[partition.pid])
+        end = self._ends.visible(partition.pid)
         position = self._groups.position(group, partition.pid) or 0
         next_read = max(position, partition.earliest)
         seconds = 0.0
@@ -582,7 +642,7 @@ class EmbeddedLog(Log):
         return moves
 
     def _reset_target(self, partition: Partition, before: int | None, to: ResetTo) -> int:
-        earliest, end = partition.earliest, int(self._ends.end[partition.pid])
+        earliest, end = partition.earliest, self._ends.visible(partition.pid)
         if to.kind == "earliest":
             return earliest
         if to.kind == "latest":
@@ -610,7 +670,11 @@ class EmbeddedLog(Log):
                 return
             self._closed = True
         self._keeper.stop()
+        self._publisher.close()
         self._waiters.wake_all()
+        self._end()
+
+    def _end(self) -> None:
         self._committer.drain()
         with contextlib.suppress(PenstockError):  # what is not in segments is in the journal
             self.checkpoint()

@@ -14,6 +14,7 @@ from penstock.log.checkpoints import Checkpoints
 from penstock.log.committer import Committer
 from penstock.log.ends import Ends
 from penstock.log.groups import Groups
+from penstock.log.publisher import Publisher
 from penstock.log.retention import SegmentFacts, decide
 from penstock.log.settings import LogSettings
 from penstock.log.streams import Partition, Streams
@@ -32,6 +33,7 @@ class Keeper:
         ends: Ends,
         checkpoints: Checkpoints,
         committer: Committer,
+        publisher: Publisher,
         changing: threading.RLock,
         clock: Callable[[], int],
     ) -> None:
@@ -42,6 +44,7 @@ class Keeper:
         self._ends = ends
         self._checkpoints = checkpoints
         self._committer = committer
+        self._publisher = publisher
         self._changing = changing
         self._clock = clock
         self._stopping = threading.Event()
@@ -62,6 +65,7 @@ class Keeper:
             if every and time.monotonic() - checked >= every:
                 with contextlib.suppress(PenstockError, OSError):  # a read there says it too
                     self.apply_retention()
+                    self._publisher.tidy()
                 checked = time.monotonic()
             if self._checkpoints.lsn != moved or self._committer.committed == moved:
                 moved, moved_at = self._checkpoints.lsn, time.monotonic()
@@ -72,7 +76,7 @@ class Keeper:
     def trim(self, partition: Partition, before: int) -> int:
         """Drop whole segments below `before`, as far as groups allow; returns the earliest left."""
         with self._changing:
-            holder = self._groups.holder(partition.stream.id, partition.pid)
+            holder = self._holder(partition)
             if holder is not None:
                 before = min(before, holder[0])
             self._drop(partition, partition.segments.below(before))
@@ -105,10 +109,10 @@ class Keeper:
         decision = decide(
             settings,
             facts,
-            int(self._ends.end[partition.pid]),
+            self._ends.visible(partition.pid),
             self._clock(),
             segments.max_time,
-            self._groups.holder(partition.stream.id, partition.pid),
+            self._holder(partition),
         )
         before = partition.earliest
         self._drop(partition, decision.drop)
@@ -124,6 +128,14 @@ class Keeper:
             partition.earliest,
             decision.held_by,
         )
+
+    def _holder(self, partition: Partition) -> tuple[int, str] | None:
+        """Up to where anything may be dropped, and on whose account; None: everything may."""
+        holder = self._groups.holder(partition.stream.id, partition.pid)
+        held = self._ends.held(partition.pid)
+        if held is not None and (holder is None or held < holder[0]):
+            return held, "a publication"
+        return holder
 
     def _drop(self, partition: Partition, bases: list[int]) -> None:
         if not bases:

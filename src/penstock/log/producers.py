@@ -8,13 +8,13 @@ rise within one (producer, partition).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock import limits
-from penstock.errors import BadBatch, TooMany
+from penstock.errors import BadBatch, BadName, TooMany
 from penstock.log.ends import Pids
 from penstock.log.names import check_label
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from penstock.log.committer import Pending
 
 Ids = NDArray[np.uint64]
+RESERVED: Final = "penstock:"
+"""Begins the names of the log's own producers: their ids must not be a caller's."""
 
 
 class Sequenced:
@@ -47,6 +49,8 @@ def sequenced(name: str | None, ids: object, count: int, drop_resent: bool) -> S
     if ids is None:
         raise BadBatch(f"producer {name!r} gave no ids: one is needed for each record")
     label = check_label(name, "producer", limits.PRODUCER_NAME_BYTES_MAX)
+    if label.startswith(RESERVED):
+        raise BadName(f"producer names that begin with {RESERVED!r} are the log's own: use another")
     try:
         column = np.asarray(ids)
         if column.dtype.kind in "fO" and isinstance(ids, Sequence) and _are_whole(ids):

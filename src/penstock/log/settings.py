@@ -69,6 +69,8 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The longest time between two checkpoints while anything is new."""
     buffer_bytes: int = limits.BUFFER_BYTES_DEFAULT
     """Records handed over and not yet on disk; appenders wait beyond it."""
+    staging_bytes: int = limits.STAGING_BYTES_DEFAULT
+    """Records staged on disk and not yet published, as by Spark's sink."""
     record_bytes_max: int = limits.RECORD_BYTES_MAX
     """Key, value and headers of one record."""
     linger_seconds: float = limits.LINGER_DEFAULT_S
@@ -101,8 +103,9 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"commit, here {min(ring // 4, limits.GROUP_BYTES_MAX)} bytes; "
                 "raise journal_bytes or lower record_bytes_max"
             )
-        for name in ("checkpoint_bytes", "checkpoint_seconds", "buffer_bytes", "record_bytes_max",
-                     "relaxed_sync_seconds", "group_stale_seconds"):  # fmt: skip
+        for name in ("checkpoint_bytes", "checkpoint_seconds", "buffer_bytes", "staging_bytes",
+                     "record_bytes_max", "relaxed_sync_seconds",
+                     "group_stale_seconds"):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise BadSetting(f"{name} is {getattr(self, name)}: it must be above 0")
         for name in ("linger_seconds", "retention_check_seconds"):

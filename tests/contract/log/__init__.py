@@ -18,6 +18,7 @@ from tests.contract.log.base import Base, OpenLog
 from tests.contract.log.groups import GroupsOfReaders
 from tests.contract.log.keeping import KeepingHouse
 from tests.contract.log.producers import SendersWithIds
+from tests.contract.log.publishing import Publications
 from tests.contract.log.reading import Reading
 from tests.contract.log.reopening import Reopening
 from tests.contract.log.streams import StreamsAndPartitions
@@ -27,6 +28,7 @@ class LogContract(
     StreamsAndPartitions,
     Appending,
     SendersWithIds,
+    Publications,
     Reading,
     GroupsOfReaders,
     KeepingHouse,

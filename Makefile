@@ -1,7 +1,7 @@
 # Everything a contributor does. Each target sets up what it needs first; `make` lists them.
 
 PYTHON ?= python3
-EXTRAS ?= dev
+EXTRAS ?= dev,spark,delta
 ONLY   ?=
 export PYTHON EXTRAS
 
@@ -33,8 +33,8 @@ demo: $(COMPILED) ## see Penstock at work
 
 test: $(COMPILED) ## run all tests, then most of them again uncompiled
 	@$(PY) -m pytest
-	@echo "again as plain Python (PENSTOCK_PURE=1), without crash and slow tests"
-	@PENSTOCK_PURE=1 $(PY) -m pytest -m "not crash and not slow"
+	@echo "again as plain Python (PENSTOCK_PURE=1), without crash, spark and slow tests"
+	@PENSTOCK_PURE=1 $(PY) -m pytest -m "not crash and not spark and not slow"
 
 test-fast: $(COMPILED) ## run the tests that take moments
 	@$(PY) -m pytest -q -m "not crash and not spark and not slow"

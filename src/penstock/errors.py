@@ -12,6 +12,7 @@
     │   ├── StreamExists           the name is taken, or clashes with one that is
     │   ├── IndexOutOfRange        an index past the end of a partition
     │   ├── IndexTrimmed           an index below the earliest one kept
+    │   ├── DataLost               records a query had still to read are gone
     │   ├── StagedMissing          what is to be published is not staged
     │   ├── PositionBackwards      a saved position may only move forward; reset it instead
     │   ├── BadFormat              bytes that are not what their content type says
@@ -111,6 +112,10 @@ class IndexTrimmed(LocalError):
     def __init__(self, message: str, *, earliest: int) -> None:
         super().__init__(message)
         self.earliest = earliest
+
+
+class DataLost(LocalError):
+    code = "data-lost"
 
 
 class PositionBackwards(LocalError):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -251,7 +252,7 @@ def test_cut_ranges_cover_the_same_records(spans: list[tuple[int, int]], at_leas
         assert own[0].start == whole.start
         assert own[-1].end == whole.end
         assert all(piece.records > 0 for piece in own)
-        assert all(one.end == two.start for one, two in zip(own, own[1:], strict=False))
+        assert all(one.end == two.start for one, two in pairwise(own))
         assert max(p.records for p in own) - min(p.records for p in own) <= 1
 
 

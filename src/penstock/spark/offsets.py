@@ -18,7 +18,7 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 FIRST: Final = "first batch from"
 """Beside the streams in the end of a first batch that started at a moving point such as latest:
-where it started, so that the batch is the same if it has to be repeated. No stream has that name."""
+where it started, so that the batch is the same if it is repeated. No stream has that name."""
 
 LOST: Final = "lost records"
 """Beside the streams in what a query reports as latest: records that were gone before it came to

@@ -50,6 +50,17 @@ class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Connections open at once; further ones are answered with 503 and closed."""
 
 
+class FlightSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The Arrow Flight door, for bulk reads and writes: Spark's way in and out."""
+
+    enabled: bool = True
+    """Whether it is opened."""
+    listen: str = "127.0.0.1:7471"
+    """Address and port; port 0 takes any free one."""
+    calls_max: int = limits.FLIGHT_CALLS_MAX
+    """Calls at once; further ones are told to try again."""
+
+
 class TlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """TLS, for every door. The files are read again when they change."""
 
@@ -64,6 +75,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     hub: HubSettings = HubSettings()
     http: HttpSettings = HttpSettings()
+    flight: FlightSettings = FlightSettings()
     tls: TlsSettings = TlsSettings()
     log: LogSettings = LogSettings()
 
@@ -102,7 +114,7 @@ class ConfigError(BadSetting):
         self.mistakes = mistakes
 
 
-_RESERVED = {"PENSTOCK_PURE", "PENSTOCK_CONFIG", "PENSTOCK_URL", "PENSTOCK_TOKEN"}
+_RESERVED = {"PENSTOCK_PURE", "PENSTOCK_CONFIG", "PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_CA"}
 _PREFIX = "PENSTOCK_"
 
 

@@ -13,6 +13,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ipaddress
+import os
+import secrets
 import ssl
 import time
 from abc import ABC, abstractmethod
@@ -23,7 +25,7 @@ from typing import Any, TypeVar
 import structlog
 
 from penstock.config import Config
-from penstock.errors import BadSetting
+from penstock.errors import BadSetting, PenstockError
 from penstock.hub.metrics import Metrics
 from penstock.hub.tls import Tls
 from penstock.hub.users import User, Users
@@ -53,6 +55,9 @@ class Door(ABC):
     async def close(self, seconds: float) -> None:
         """Take no more, finish what is under way within `seconds`, and close."""
 
+    async def renew_tls(self) -> None:  # noqa: B027
+        """New TLS files are in use; most doors have the hub's context, which knows."""
+
     @property
     @abstractmethod
     def address(self) -> str:
@@ -70,6 +75,8 @@ class Hub:
     def __init__(self, config: Config, log: EmbeddedLog) -> None:
         self.config = config
         self.log = log
+        self.data_id = data_id(Path(config.hub.data))
+        """A random number of the data directory, so that others can tell it from a namesake."""
         self.users = Users(Path(config.hub.data))
         self.tls = Tls(config.tls)
         self.metrics = Metrics(self)
@@ -88,11 +95,12 @@ class Hub:
         doors: Sequence[Callable[[Hub], Door]] = (),
         clock: Callable[[], int] = now_us,
     ) -> Hub:
-        """Open the log and the doors: HTTP, and those that `doors` make.
+        """Open the log and the doors: HTTP, Flight, and those that `doors` make.
 
         Without HTTP nobody could look into the hub, so it has to open. Another door that cannot
         is reported and left closed.
         """
+        from penstock.flight.door import FlightDoor
         from penstock.hub.http import HttpDoor
 
         log = await asyncio.to_thread(open_log, config.hub.data, config.log, clock=clock)
@@ -102,8 +110,13 @@ class Hub:
             await asyncio.to_thread(log.close)
             raise
         try:
-            check_exposure(config, hub.users, config.http.listen)
-            hub.users.required = is_exposed(config, config.http.listen)
+            listens = [config.http.listen]
+            if config.flight.enabled:
+                listens.append(config.flight.listen)
+                doors = (FlightDoor, *doors)
+            for listen in listens:
+                check_exposure(config, hub.users, listen)
+            hub.users.required = any(is_exposed(config, listen) for listen in listens)
             http = HttpDoor(hub)
             hub.doors.append(http)
             await http.open()
@@ -120,6 +133,8 @@ class Hub:
         door = make(self)
         try:
             await door.open()
+        except PenstockError as error:
+            logger.error("a door did not open", door=door.name, error=str(error))  # noqa: TRY400
         except Exception as error:
             logger.exception("a door did not open", door=door.name, error=str(error))
         else:
@@ -149,6 +164,8 @@ class Hub:
             await asyncio.sleep(_RELOAD_S)
             if await asyncio.to_thread(self.tls.reload):
                 logger.info("new TLS files are in use")
+                for door in self.doors:
+                    await door.renew_tls()
             if self.tls.problem != reported:
                 reported = self.tls.problem
                 if reported:
@@ -176,6 +193,22 @@ class Hub:
 
     def ssl_context(self) -> ssl.SSLContext | None:
         return self.tls.context()
+
+
+def data_id(data: Path) -> str:
+    """The id of a data directory; it is given one when a hub first opens it."""
+    path = data / "id"
+    with contextlib.suppress(FileNotFoundError):
+        found = path.read_text(encoding="ascii", errors="replace").strip()
+        if found:
+            return found
+    new = path.with_suffix(".new")
+    with open(new, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(16) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+    return data_id(data)
 
 
 def is_loopback(host: str) -> bool:

@@ -43,6 +43,7 @@ class TestHub:
             config,
             hub=msgspec.structs.replace(config.hub, data=str(self.data)),
             http=msgspec.structs.replace(config.http, listen=_any_port(config.http.listen)),
+            flight=msgspec.structs.replace(config.flight, listen=_any_port(config.flight.listen)),
         )
         self._doors = doors
         self._clock = clock
@@ -63,6 +64,11 @@ class TestHub:
     def url(self) -> str:
         """Where the HTTP API is."""
         return self.hub.doors[0].address
+
+    @property
+    def flight_url(self) -> str:
+        """Where the Flight door is."""
+        return next(door.address for door in self.hub.doors if door.name == "flight")
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Run a coroutine function in the hub's event loop."""
@@ -104,4 +110,5 @@ async def _end_tasks() -> None:
 
 def _any_port(listen: str) -> str:
     """The default port is the user's own hub's: a test takes any other."""
-    return "127.0.0.1:0" if listen == Config().http.listen else listen
+    taken = (Config().http.listen, Config().flight.listen)
+    return "127.0.0.1:0" if listen in taken else listen

@@ -20,15 +20,18 @@ from pathlib import Path
 
 
 class ServedHub:
-    """A hub on a port of this machine that stays its own over restarts."""
+    """A hub on ports of this machine that stay its own over restarts."""
 
     def __init__(self, data: str | Path, settings: Mapping[str, str] | None = None) -> None:
         """`settings` are `section.key` to text, as for `--set`."""
         self._data = data
         self._settings = dict(settings or {})
-        with socket.socket() as probe:
+        with socket.socket() as probe, socket.socket() as other:
             probe.bind(("127.0.0.1", 0))
+            other.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
+            self.flight_port: int = other.getsockname()[1]
+        self._settings.setdefault("flight.listen", f"127.0.0.1:{self.flight_port}")
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -232,6 +232,15 @@ GROUP_STALE_DEFAULT_S: Final = 7 * 24 * 3600.0
 SQL_FILE_CHARS_MAX: Final = 1_000_000
 """A file of `penstock pipeline sql`; one that is larger is data, not statements."""
 
+VIEWS_MAX: Final = 200
+"""Streams that a shell makes views of at its start; each takes Spark some milliseconds."""
+
+CONNECT_PORT_S_MAX: Final = 120.0
+"""How long a declarative pipeline waits for another one to end: Spark gives them one port."""
+
+REASON_LINES_MAX: Final = 60
+"""Of what a failed program printed, so much is shown as the reason; all of it is in a file."""
+
 # -- Spark -------------------------------------------------------------------------------------
 
 SPARK_BATCH_RECORDS: Final = 65_536
@@ -244,6 +253,7 @@ SPARK_TIMEOUT_DEFAULT_S: Final = 60.0
 """How long a query waits for a hub that does not answer before it fails."""
 
 SPARK_TIMEOUT_S_MAX: Final = 24 * 3600.0
+SPARK_RETRY_S: Final = 0.1
 SPARK_RETRY_S_MAX: Final = 2.0
 """Longest pause between two attempts to reach the hub."""
 
@@ -253,6 +263,9 @@ second."""
 
 SPARK_DIRECT_RECORDS_MIN: Final = 16_384
 """A range this long is looked for in the segments; a shorter one costs less from the hub."""
+
+SPARK_PART_BYTES: Final = 32 * MIB
+"""Rows a task of the sink holds until the hub has them on disk, to send them again if it dies."""
 
 SPARK_PARTITIONS_MAX: Final = 100_000
 SPARK_LOW_RECORDS_MAX: Final = 65_536

@@ -1,8 +1,9 @@
-"""Publications under crashes at every operation: an epoch is there whole and once, or not at all."""
+"""Publications under crashes at every operation: an epoch is there whole and once, or not."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -101,7 +102,7 @@ def test_a_full_disk_in_the_middle_shows_nothing_and_is_finished_later() -> None
         log.create_stream("b", 2)
         write_epoch(log, 0)
         before = [log.bounds(stream, number) for stream, number in (("a", 0), ("b", 0), ("b", 1))]
-        log._publisher._synced = _fail_once(log._publisher._synced)  # type: ignore[method-assign]
+        log._publisher._synced = _fail_once(log._publisher._synced)
         with pytest.raises(OSError, match="full"):
             write_epoch(log, 1)
         after = [log.bounds(stream, number) for stream, number in (("a", 0), ("b", 0), ("b", 1))]
@@ -117,7 +118,7 @@ def test_another_writer_finishes_what_holds_its_partitions() -> None:
     with opened(FakeDisk()) as log:
         log.create_stream("a", 1)
         log.create_stream("b", 2)
-        log._publisher._synced = _fail_once(log._publisher._synced)  # type: ignore[method-assign]
+        log._publisher._synced = _fail_once(log._publisher._synced)
         with pytest.raises(OSError, match="full"):
             write_epoch(log, 0)
         part = log.stage("other", 0)
@@ -128,14 +129,14 @@ def test_another_writer_finishes_what_holds_its_partitions() -> None:
         assert len(values) == 21
 
 
-def _fail_once(call):
-    failed = []
+def _fail_once(call: Callable[[], None]) -> Callable[[], None]:
+    failed: list[bool] = []
 
-    def once():
+    def once() -> None:
         if not failed:
             failed.append(True)
             raise OSError("the disk is full")
-        return call()
+        call()
 
     return once
 

@@ -227,7 +227,7 @@ FLIGHT_ERROR_CHARS_MAX: Final = 1_000
 GROUP_STALE_DEFAULT_S: Final = 7 * 24 * 3600.0
 """A registered group that saved nothing for this long is reported as stale."""
 
-# -- Spark -------------------------------------------------------------------------------------
+# -- SQL, shell, declarative pipelines ---------------------------------------------------------
 
 SQL_FILE_CHARS_MAX: Final = 1_000_000
 """A file of `penstock pipeline sql`; one that is larger is data, not statements."""

@@ -253,7 +253,6 @@ SPARK_TIMEOUT_DEFAULT_S: Final = 60.0
 """How long a query waits for a hub that does not answer before it fails."""
 
 SPARK_TIMEOUT_S_MAX: Final = 24 * 3600.0
-SPARK_RETRY_S: Final = 0.1
 SPARK_RETRY_S_MAX: Final = 2.0
 """Longest pause between two attempts to reach the hub."""
 

@@ -8,11 +8,11 @@ or were repeated is never named, and so never seen.
 
 from __future__ import annotations
 
-import time
+import contextlib
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,12 +34,12 @@ from pyspark.sql.types import (
 )
 
 from penstock import limits
-from penstock.errors import BadSetting, HubBusy, HubUnreachable, LogClosed
+from penstock.errors import BadSetting, PenstockError
 from penstock.flight.client import FlightClient
 from penstock.flight.wire import HEADERS, STAGED
+from penstock.spark.fetch import client, patiently
 from penstock.spark.options import SINK_OPTIONS, SPARK_SINK_OPTIONS, Given, HubOptions
 
-T = TypeVar("T")
 _TEXT: Final = (StringType(), BinaryType())
 _HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 _COLUMNS: Final[dict[str, tuple[DataType, ...]]] = {
@@ -53,7 +53,6 @@ _COLUMNS: Final[dict[str, tuple[DataType, ...]]] = {
 _IGNORED: Final = ("offset", "timestampType")
 """Columns of the source that mean nothing here: rows that were read can be written as they are."""
 
-_GONE: Final = (HubUnreachable, HubBusy, LogClosed)
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 
@@ -103,15 +102,11 @@ class _Sink:
     def _stage(self, writer: str, epoch: int, batches: Iterator[pa.RecordBatch]) -> Staged:
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
-        hub = Patient(self._options.hub)
-        try:
-            stager = Chunks(hub, writer, epoch)
-            for batch in batches:
-                if batch.num_rows:
-                    stager.add(as_staged(batch, self._options.topic))
-            return Staged(writer, epoch, task, tuple(stager.finish()))
-        finally:
-            hub.close()
+        chunks = Chunks(self._options.hub, writer, epoch)
+        for batch in batches:
+            if batch.num_rows:
+                chunks.add(as_staged(batch, self._options.topic))
+        return Staged(writer, epoch, task, tuple(chunks.finish()))
 
     def _publish(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         staged = sorted(
@@ -120,19 +115,17 @@ class _Sink:
         if not staged:
             return
         parts = [part for each in staged for part in each.parts]
-        hub = Patient(self._options.hub)
-        try:
-            hub.call(lambda client: client.publish(staged[0].writer, staged[0].epoch, parts))
-        finally:
-            hub.close()
+        patiently(
+            self._options.hub,
+            lambda hub: hub.publish(staged[0].writer, staged[0].epoch, parts),
+        )
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Best effort: what is never published, the hub removes by itself."""
-        for each in messages:
-            if isinstance(each, Staged):
-                with _client(self._options.hub) as client:
-                    client.discard(each.writer, each.epoch)
-                return
+        staged = next((each for each in messages if isinstance(each, Staged)), None)
+        if staged is not None:
+            with contextlib.suppress(PenstockError):
+                client(self._options.hub).discard(staged.writer, staged.epoch)
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):
@@ -187,43 +180,10 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
         self._discard(messages)
 
 
-def _client(options: HubOptions) -> FlightClient:
-    return FlightClient(options.url, options.token, options.ca)
-
-
-class Patient:
-    """A client that is made again while the hub is away, for a bounded time."""
-
-    def __init__(self, options: HubOptions) -> None:
-        self._options = options
-        self._client: FlightClient | None = None
-
-    def call(self, work: Callable[[FlightClient], T]) -> T:
-        """Do `work`, which may be begun again."""
-        deadline = time.monotonic() + self._options.timeout_s
-        pause = limits.SPARK_RETRY_S
-        while True:
-            try:
-                if self._client is None:
-                    self._client = _client(self._options)
-                return work(self._client)
-            except _GONE:
-                self.close()
-                if time.monotonic() + pause > deadline:
-                    raise
-            time.sleep(pause)
-            pause = min(2 * pause, limits.SPARK_RETRY_S_MAX)
-
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-
-
 class Chunks:
     """Stages rows in parts of bounded size; what is not on disk yet is kept, to be sent again."""
 
-    def __init__(self, hub: Patient, writer: str, epoch: int) -> None:
+    def __init__(self, hub: HubOptions, writer: str, epoch: int) -> None:
         self._hub = hub
         self._writer = writer
         self._epoch = epoch
@@ -244,13 +204,13 @@ class Chunks:
         return self._parts
 
     def _send(self) -> None:
-        def stage(client: FlightClient) -> str:
-            with client.stage(self._writer, self._epoch) as stager:
+        def stage(hub: FlightClient) -> str:
+            with hub.stage(self._writer, self._epoch) as stager:
                 for batch in self._kept:
                     stager.write(batch)
                 return stager.finish()
 
-        self._parts.append(self._hub.call(stage))
+        self._parts.append(patiently(self._hub, stage))
         self._kept.clear()
         self._bytes = 0
 

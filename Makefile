@@ -14,6 +14,9 @@ HOT := $(shell $(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject
 READY := .venv/.ready-$(EXTRAS)
 COMPILED := .venv/.compiled$(if $(filter-out 0,$(PENSTOCK_PURE)),-pure)
 
+# Fetches the jars of Delta, once for all checkouts of this user.
+JARS := $(if $(findstring delta,$(EXTRAS)),$(PY) -m penstock.cli jars --set delta >/dev/null,:)
+
 # What mypy reads, as far as it is there.
 TYPED := $(wildcard src tests bench examples scripts hatch_build.py)
 
@@ -25,13 +28,15 @@ MAKEFLAGS += --no-print-directory
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(COMPILED) ## make .venv with the locked versions and compile the hot modules
+setup: $(COMPILED) ## make .venv with the locked versions, compile the hot modules, fetch jars
+	@$(JARS) || echo "penstock: all but Delta tables works without them" >&2
 	@$(PY) -c 'import penstock; b = penstock.build_info(); print(f"penstock {b.version} is ready in .venv, {len(b.compiled)} of $(words $(HOT)) hot modules compiled")'
 
 demo: $(COMPILED) ## see Penstock at work
 	@$(PY) examples/demo.py
 
 test: $(COMPILED) ## run all tests, then most of them again uncompiled
+	@$(JARS)
 	@$(PY) -m pytest
 	@echo "again as plain Python (PENSTOCK_PURE=1), without crash, spark and slow tests"
 	@PENSTOCK_PURE=1 $(PY) -m pytest -m "not crash and not spark and not slow"

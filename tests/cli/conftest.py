@@ -16,6 +16,9 @@ from typer.testing import CliRunner
 
 from penstock.cli import app
 from penstock.testing.hub import TestHub
+from tests.machine import fake_jars, fake_java, no_java
+
+__all__ = ["fake_jars", "fake_java", "no_java"]
 
 _numbers = itertools.count()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from importlib import metadata
 
 import pytest
 import trustme
@@ -203,8 +204,8 @@ def test_a_directory_in_use_is_left_alone(cli, hub):
 
 def test_doctor_has_a_line_for_each_thing(cli, hub, tmp_path):
     done = cli("doctor", "--data", tmp_path / "new", "--url", hub.url)
-    for what in ("python", "compiled", "java", "data directory", "free space", "sync",
-                 "open files", "hub"):  # fmt: skip
+    for what in ("python", "compiled", "data directory", "free space", "sync", "open files",
+                 "java", "spark", "jars", "hub"):  # fmt: skip
         assert what in done.out
     assert "will be made" in done.out
     assert not (tmp_path / "new").exists()
@@ -228,24 +229,57 @@ def test_doctor_tells_problems_and_ends_with_1(cli, tmp_path):
     assert "penstock check" in done.err
 
 
-@pytest.mark.parametrize(
-    ("answer", "state"),
-    [
-        ('openjdk version "21.0.2" 2024-01-16', "ok"),
-        ('java version "17" 2021-09-14 LTS', "ok"),
-        ('java version "1.8.0_392"', "warning"),
-        ("no idea", "warning"),
-    ],
-)
-def test_doctor_reads_javas_version(tmp_path, monkeypatch, answer, state):
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text(f"#!/bin/sh\necho '{answer}' >&2\n")
-    java.chmod(0o755)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert doctor._java().state == state
-    java.unlink()
-    assert doctor._java().found == "not found"
+def test_doctor_tells_which_java_it_would_take(no_java, fake_java, monkeypatch):
+    assert doctor._java().state == "warning"
+    assert "penstock[java]" in doctor._java().advice
+    monkeypatch.setenv("JAVA_HOME", str(fake_java("old", "1.8.0_392")))
+    assert doctor._java().state == "warning"
+    monkeypatch.setenv("PATH", str(fake_java("new", "21.0.2") / "bin"), prepend=":")
+    found = doctor._java()
+    assert found.state == "ok"
+    assert found.found.startswith("version 21 in ")
+    assert "JAVA_HOME" in found.found
+
+
+def test_doctor_tells_what_spark_lacks(monkeypatch, tmp_path):
+    monkeypatch.setenv("PENSTOCK_JARS", str(tmp_path))
+    monkeypatch.setattr(metadata, "version", lambda name: "4.2.0")
+    spark, jars = doctor._spark()
+    assert (spark.state, spark.found) == ("ok", "PySpark 4.2.0")
+    assert jars.state == "warning"
+    assert f"delta 0 of 2, kafka 0 of 4 in {tmp_path}" in jars.found
+    assert "penstock jars --set delta" in jars.advice
+    monkeypatch.setattr(metadata, "version", lambda name: "4.1.3")
+    assert next(doctor._spark()).state == "warning"
+
+    def nothing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", nothing)
+    assert [each.found for each in doctor._spark()] == ["not installed"]
+
+
+# -- jars ------------------------------------------------------------------------------------------
+
+
+def test_jars_come_once_and_are_told(cli, fake_jars):
+    first = cli("jars")
+    assert "fetching 3 jars" in first.err
+    assert first.out.count("fetched") == 3
+    assert str(fake_jars.folder) in first.err
+    fake_jars.unplug()
+    again = cli("jars", "--set", "delta", "--json").json
+    assert again["folder"] == str(fake_jars.folder)
+    assert [each["fetched"] for each in again["jars"]] == [False, False]
+    assert "fetching" not in cli("jars").err
+
+
+def test_jars_that_cannot_come_say_why(cli, fake_jars):
+    fake_jars.unplug()
+    done = cli("jars", "--set", "kafka", code=1)
+    assert "error (jars-missing)" in done.err
+    assert "no network today" in done.err
+    assert "delta, kafka" in cli("jars", "--set", "avro", code=2).err.replace("'", "")
 
 
 def test_bench_measures_and_cleans_up(cli, tmp_path):

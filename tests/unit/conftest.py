@@ -2,6 +2,10 @@
 
 from hypothesis import HealthCheck, settings
 
+from tests.machine import fake_jars, fake_java, no_java
+
+__all__ = ["fake_jars", "fake_java", "no_java"]
+
 settings.register_profile(
     "unit",
     deadline=None,

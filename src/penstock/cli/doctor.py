@@ -8,10 +8,10 @@ import re
 import resource
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -31,11 +31,13 @@ from penstock.cli.options import (
 from penstock.cli.output import errors, show_json, show_table, size
 from penstock.cli.serve import ConfigOption, DataOption, flags
 from penstock.errors import HubUnreachable, PenstockError
+from penstock.spark import jars
+from penstock.spark.java import VERSION_MIN, find_java
 
 State = Literal["ok", "warning", "problem"]
 
-_JAVA_MIN: Final = 17
-"""What Spark 4 asks for."""
+_SPARK_MIN: Final = (4, 2)
+"""Python sources can limit a batch since then."""
 _SYNCS: Final = 20
 _SYNC_S_SLOW: Final = 0.05
 """A disk that takes longer for 4 KiB is a spinning one or a network's: it works, but slowly."""
@@ -61,7 +63,7 @@ def doctor(
     ca: CaOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Look at Python, the disk, limits and the hub, and say what to do.
+    """Look at Python, the disk, limits, Spark and the hub, and say what to do.
 
     Exits with 1 if there is a problem; a warning is none.
 
@@ -70,7 +72,8 @@ def doctor(
         penstock doctor
         penstock doctor --data /var/lib/penstock --url https://hub.example:7470
     """
-    findings = [_python(), _compiled(), _java(), *_config(config, data), _open_files()]
+    findings = [_python(), _compiled(), *_config(config, data), _open_files()]
+    findings += [_java(), *_spark()]
     findings.append(_hub(url, token, ca))
     problems = [each for each in findings if each.state == "problem"]
     if json:
@@ -102,25 +105,37 @@ def _compiled() -> Finding:
 
 
 def _java() -> Finding:
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=f"{home}/bin" if home else None)
-    needed = f"only Spark needs it: install Java {_JAVA_MIN} or newer, or set JAVA_HOME"
+    java = find_java()
     if java is None:
-        return Finding("java", "warning", "not found", needed)
+        advice = f"only Spark needs it: install Java {VERSION_MIN} or newer, or penstock[java]"
+        return Finding("java", "warning", f"none of version {VERSION_MIN} or newer", advice)
+    unused = os.environ.get("JAVA_HOME") if java.origin != "JAVA_HOME" else None
+    note = f" (JAVA_HOME, {unused}, is none or too old)" if unused else ""
+    return Finding("java", "ok", f"version {java.version} in {java.home}{note}")
+
+
+def _spark() -> Iterator[Finding]:
     try:
-        done = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("java", "warning", f"does not run: {error}", needed)
-    match = re.search(r'version "(\d+)(?:\.(\d+))?', done.stderr + done.stdout)
-    if match is None:
-        return Finding("java", "warning", "tells no version", needed)
-    # Until 8 it called itself 1.8.
-    number = int(match[2] or 0) if match[1] == "1" else int(match[1])
-    if number < _JAVA_MIN:
-        return Finding("java", "warning", f"version {number}", needed)
-    return Finding("java", "ok", f"version {number}")
+        found = metadata.version("pyspark")
+    except metadata.PackageNotFoundError:
+        advice = "only pipelines need it: pip install 'penstock[spark]'"
+        yield Finding("spark", "warning", "not installed", advice)
+        return
+    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < _SPARK_MIN:
+        needed = ".".join(map(str, _SPARK_MIN))
+        advice = f"the source needs {needed} or newer: pip install 'penstock[spark]'"
+        yield Finding("spark", "warning", f"PySpark {found}", advice)
+    else:
+        yield Finding("spark", "ok", f"PySpark {found}")
+    there = ", ".join(
+        f"{name} {len(each) - len(jars.missing([name]))} of {len(each)}"
+        for name, each in jars.JARS.items()
+    )
+    if jars.missing(["delta"]):
+        advice = "only Delta tables need them: penstock jars --set delta"
+        yield Finding("jars", "warning", f"{there} in {jars.folder()}", advice)
+    else:
+        yield Finding("jars", "ok", f"{there} in {jars.folder()}")
 
 
 def _config(path: Path | None, data: str | None) -> Iterator[Finding]:

@@ -13,7 +13,9 @@ from penstock.cli import (
     check,
     doctor,
     groups,
+    jars,
     pipeline,
+    pipeline_sql,
     read,
     serve,
     streams,
@@ -66,10 +68,13 @@ app.command()(write.write)
 app.command()(read.read)
 app.command()(tail.tail)
 app.add_typer(groups.app, name="groups")
+pipeline.app.command()(pipeline_sql.init)
+pipeline.app.command()(pipeline_sql.run)
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(user.app, name="user")
 app.command()(verify.verify)
 app.command()(doctor.doctor)
+app.command()(jars.jars)
 app.command()(bench.bench)
 app.command()(version_command.version)
 

@@ -13,10 +13,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.errors import BadSetting, JarsMissing
 from penstock.spark.cache import cache_folder
@@ -24,6 +24,7 @@ from penstock.spark.cache import cache_folder
 _SECONDS_MAX: Final = 600.0
 """For all jars together. It takes 25 s on a good line; without one the resolver gives up itself."""
 
+_RESOLVER: Final = (sys.executable, "-m", "penstock.spark.resolve")
 _SAID_MAX: Final = 1_000
 """How much of what a failed resolver said is shown: the reason stands at the end."""
 
@@ -120,9 +121,9 @@ def fetch(names: Iterable[str], on_progress: Callable[[Jar], None] = lambda jar:
             "that this user may write"
         ) from error
     try:
-        with _resolver(Path(scratch), wanted) as arrived:
-            for jar in wanted:
-                _take(Path(scratch, "jars", f"{jar.group}_{jar.file}"), jar, target, arrived)
+        with closing(_arrivals(Path(scratch), wanted)) as arrivals:
+            for jar in arrivals:
+                _take(Path(scratch, "jars", f"{jar.group}_{jar.file}"), jar)
                 on_progress(jar)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -146,29 +147,23 @@ def _is_right(path: Path, jar: Jar) -> bool:
         return False
 
 
-def _take(came: Path, jar: Jar, target: Path, arrived: IO[str]) -> None:
-    """Wait for one jar, check it and put it in its place, whole or not at all."""
-    line = arrived.readline()
-    if line.strip() != jar.coordinates:
-        raise JarsMissing(f"{jar.coordinates} could not be fetched")
+def _take(came: Path, jar: Jar) -> None:
+    """Check a jar that has come and put it in its place, whole or not at all."""
     if not _is_right(came, jar):
         raise JarsMissing(
             f"{jar.coordinates} came with another checksum than the pinned one ({jar.sha256}): "
             "it was damaged or replaced on its way, so it is not used"
         )
-    os.replace(came, target / jar.file)
+    os.replace(came, folder() / jar.file)
 
 
-@contextmanager
-def _resolver(scratch: Path, wanted: Iterable[Jar]) -> Iterator[IO[str]]:
-    """A Spark of its own that downloads jars into `scratch`; it tells the name of each."""
+def _arrivals(scratch: Path, wanted: Sequence[Jar]) -> Generator[Jar]:
+    """Each jar once it is in `scratch`, where a Spark of its own downloads them all."""
     unwanted = ("SPARK_REMOTE", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS")
-    environment = {key: value for key, value in os.environ.items() if key not in unwanted}
     with (scratch / "said").open("w+b") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.spark.resolve", str(scratch)]
-            + [each.coordinates for each in wanted],
-            env=environment,
+            [*_RESOLVER, str(scratch), *(each.coordinates for each in wanted)],
+            env={key: value for key, value in os.environ.items() if key not in unwanted},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=said,
@@ -178,17 +173,22 @@ def _resolver(scratch: Path, wanted: Iterable[Jar]) -> Iterator[IO[str]]:
         watchdog = threading.Timer(_SECONDS_MAX, process.kill)
         watchdog.start()
         try:
-            with process.stdout:
-                yield process.stdout
-        except JarsMissing as error:
-            process.wait()
-            said.seek(0)
-            reason = said.read().decode(errors="replace").strip()[-_SAID_MAX:]
-            raise JarsMissing(
-                f"{error}. With a network, `penstock jars` tries again; without one, copy the jars "
-                f"from a machine that has them into {folder()}. Spark's resolver said:\n{reason}"
-            ) from None
+            for jar in wanted:
+                if process.stdout.readline().strip() != jar.coordinates:
+                    process.wait()
+                    said.seek(0)
+                    raise _not_fetched(jar, said.read().decode(errors="replace"))
+                yield jar
         finally:
             watchdog.cancel()
             process.kill()
+            process.stdout.close()
             process.wait()
+
+
+def _not_fetched(jar: Jar, said: str) -> JarsMissing:
+    return JarsMissing(
+        f"{jar.coordinates} could not be fetched. With a network, `penstock jars` tries again; "
+        f"without one, copy the jars from a machine that has them into {folder()}. Spark's "
+        f"resolver said:\n{said.strip()[-_SAID_MAX:]}"
+    )

@@ -71,8 +71,10 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 # These warn of what is as it should be.
 logger.native.name = org.apache.hadoop.util.NativeCodeLoader
 logger.native.level = error
-logger.rename.name = org.apache.spark.sql.execution.streaming.checkpointing
-logger.rename.level = error
+logger.adaptive.name = org.apache.spark.sql.execution.streaming.runtime.ResolveWriteToStream
+logger.adaptive.level = error
+logger.truncated.name = org.apache.spark.sql.catalyst.util.SparkStringUtils
+logger.truncated.level = error
 """
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _CONNECT_PORT: Final = 15_002

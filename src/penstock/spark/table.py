@@ -89,7 +89,7 @@ class Table:
     def commit(self, query: str, batch: int, staged: Path) -> int:
         """Add what was written to `staged`; returns how many files. On disk when it returns."""
         files = sorted(each.relative_to(staged) for each in staged.glob("date=*/*.parquet"))
-        self._sync_checkpoint(batch)
+        sync_checkpoint(self.checkpoint, batch)
         for file in files:
             sync(staged / file)
         for directory in {staged / file.parent for file in files}:
@@ -159,12 +159,6 @@ class Table:
             shutil.rmtree(self._staging, ignore_errors=True)
             self._step("dropped")
 
-    def _sync_checkpoint(self, batch: int) -> None:
-        offsets = self.checkpoint / "offsets"
-        for path in (self.checkpoint / "metadata", offsets / str(batch), offsets, self.checkpoint):
-            if path.exists():
-                sync(path)
-
     def _state(self) -> dict[str, Any] | None:
         state = read_json(self._state_file)
         if state is not None and state.get("version") != _VERSION:
@@ -187,6 +181,14 @@ def internal(root: Path, stream: str) -> Path:
     if stream == INTERNAL:
         raise BadSetting(f"a stream named {INTERNAL} cannot be archived: the name is taken")
     return root / INTERNAL / stream
+
+
+def sync_checkpoint(checkpoint: Path, batch: int) -> None:
+    """Bring Spark's note of what a batch holds to disk, which Spark itself does not do."""
+    offsets = checkpoint / "offsets"
+    for path in (checkpoint / "metadata", offsets / str(batch), offsets, checkpoint):
+        if path.exists():
+            sync(path)
 
 
 def claim(root: Path, hub: str, form: str) -> None:

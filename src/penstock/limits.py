@@ -230,6 +230,9 @@ GROUP_STALE_DEFAULT_S: Final = 7 * 24 * 3600.0
 SQL_FILE_CHARS_MAX: Final = 1_000_000
 """A file of `penstock pipeline sql`; one that is larger is data, not statements."""
 
+SQL_QUERIES_MAX: Final = 32
+"""Statements of one file that start a query; run continuously, they all run at once."""
+
 VIEWS_MAX: Final = 50
 """Views a shell makes at its start, at some 50 ms each; others come when they are first named."""
 

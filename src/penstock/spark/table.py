@@ -88,7 +88,7 @@ class Table:
 
     def commit(self, query: str, batch: int, staged: Path) -> int:
         """Add what was written to `staged`; returns how many files. On disk when it returns."""
-        files = sorted(each.relative_to(staged) for each in staged.glob("date=*/*.parquet"))
+        files = sorted(each.relative_to(staged) for each in staged.rglob("*.parquet"))
         sync_checkpoint(self.checkpoint, batch)
         for file in files:
             sync(staged / file)

@@ -138,6 +138,13 @@ forgotten, but never one that did so within `PUBLICATION_KEPT_S`."""
 
 PUBLICATION_KEPT_S: Final = 30 * 24 * 3600.0
 
+# -- notes -------------------------------------------------------------------------------------
+
+NOTE_NAME_BYTES_MAX: Final = 1_024
+NOTE_BYTES_MAX: Final = 64 * KIB
+NOTES_MAX: Final = 100_000
+"""Of all doors together; they are kept in memory too."""
+
 # -- waits -------------------------------------------------------------------------------------
 
 OWNER_EXIT_S_MAX: Final = 20.0

@@ -107,7 +107,7 @@ def test_an_archive_holds_everything_once_whatever_is_killed(
         arguments = [
             "-m", "penstock.cli", "pipeline", "archive", "--url", served.url, "--streams", "in",
             "--to", str(tables), "--trigger", trigger, "--master", "local[2,8]", "--json",
-            "--max-records", "5000",
+            "--batch-records", "5000",
         ]  # fmt: skip
         return Program(arguments, log)
 

@@ -70,7 +70,7 @@ def sql(
         penstock pipeline sql totals.sql --trigger 'processing 5s' --var country=de
         penstock pipeline sql totals.sql --checkpoints /data/checkpoints --json
     """
-    from penstock.spark.sql import SqlPipeline, needs_delta, read_file
+    from penstock.spark.statements import needs_delta, read_file
     from penstock.spark.triggers import Trigger
     from penstock.spark.views import HubAddress
 
@@ -82,6 +82,7 @@ def sql(
         client.streams()  # a hub that is not there is worth knowing before Spark has started
     with session("penstock sql", master, remote, delta, conf) as spark:
         from penstock.spark.progress import Shown
+        from penstock.spark.sql import SqlPipeline
 
         running = SqlPipeline(
             spark, file, hub=hub, trigger=chosen, checkpoints=checkpoints, variables=variables,

@@ -29,7 +29,7 @@ from penstock.log.names import check_stream_name
 from penstock.spark import views
 from penstock.spark.archive import reason
 from penstock.spark.progress import Board, Summary
-from penstock.spark.statements import AsItIs, IntoStream, IntoTable, Place, Statement, parse
+from penstock.spark.statements import AsItIs, IntoStream, IntoTable, Place, read_file
 from penstock.spark.table import local_path
 from penstock.spark.targets import ParquetWriter, UpdateWriter, as_records
 from penstock.spark.triggers import Trigger
@@ -405,37 +405,6 @@ _MODES: Final = {
     "update": "so each change of a group becomes a record of its own",
     "complete": "so the table is written anew with each batch",
 }
-
-
-def read_file(file: Path, variables: Mapping[str, str] | None = None) -> list[Statement]:
-    """The statements of a file, of which at least one has a target."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise BadSetting(f"{file} cannot be read: {why}") from None
-    statements = parse(str(file), text, variables)
-    targets = sum(not isinstance(each, AsItIs) for each in statements)
-    if not targets:
-        raise BadStatement(
-            f"{file} starts nothing: it needs an INSERT INTO <stream> SELECT ... or a CREATE TABLE "
-            "<name> AS SELECT ..."
-        )
-    if targets > limits.SQL_QUERIES_MAX:
-        raise BadStatement(
-            f"{file} has {targets} statements with a target: at most {limits.SQL_QUERIES_MAX}; "
-            "make several files of it"
-        )
-    return statements
-
-
-def needs_delta(statements: Iterable[Statement]) -> bool:
-    """Whether a statement writes, or reads by path, a Delta table."""
-    return any(
-        (isinstance(each, IntoTable) and each.form == "delta")
-        or re.search(r"\bdelta\s*\.\s*`", each.text, re.IGNORECASE) is not None
-        for each in statements
-    )
 
 
 def _stream_of(statement: IntoStream, names: Mapping[str, str]) -> str:

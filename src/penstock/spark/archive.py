@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from penstock import limits
-from penstock.errors import BadSetting, PenstockError, QueryFailed, UnknownStream
+from penstock.errors import BadSetting, PenstockError, QueryFailed, UnknownGroup, UnknownStream
 from penstock.spark.batches import (
     COLUMNS,
     FORMATS,
@@ -51,6 +51,9 @@ _TOLD_S_MAX: Final = 10.0
 
 _RETRIES_MAX: Final = 8
 _RETRY_S_MAX: Final = 60.0
+_TOO_SLOW: Final = "Python worker failed to connect back"
+"""What Spark says of a Python process that a busy machine did not start within 10 seconds."""
+
 _NO_RETRY: Final = ("TableForeign", "BadSetting", "DataLost", "Unauthorized", "Forbidden")
 """Errors that trying again does not mend."""
 
@@ -137,7 +140,9 @@ def archive(
 
 def chosen(streams: str | Sequence[str]) -> tuple[tuple[str, ...], str | None]:
     """Names, or a pattern: text is a pattern if it has characters that no name has."""
-    if not isinstance(streams, str):
+    if isinstance(streams, str) and not streams.strip(", \t\n"):
+        names: tuple[str, ...] = ()
+    elif not isinstance(streams, str):
         names = tuple(dict.fromkeys(streams))
     elif _NAMES.fullmatch(streams):
         names = tuple(dict.fromkeys(re.split(r"[,\s]+", streams.strip(", \t\n"))))
@@ -282,7 +287,7 @@ class Archive:
             self._look()
         now = time.monotonic()
         for job in self._jobs.values():
-            if len(self._running()) >= limits.ARCHIVE_QUERIES_MAX:
+            if len(self._running()) >= limits.ARCHIVE_QUERIES_MAX or self._starting():
                 break
             if job.query is None and not job.ended and job.due <= now:
                 self._begin(job)
@@ -299,6 +304,18 @@ class Archive:
 
     def _running(self) -> list[_Job]:
         return [job for job in self._jobs.values() if job.query is not None]
+
+    def _starting(self) -> bool:
+        """Whether as many queries start as may at once.
+
+        Each starts a Python process, which Spark gives 10 seconds to answer.
+        """
+        starting = [
+            job
+            for job in self._running()
+            if job.query is not None and job.query.status["message"].startswith("Initializing")
+        ]
+        return len(starting) >= limits.ARCHIVE_STARTS_MAX
 
     def _idle(self) -> bool:
         return all(job.ended for job in self._jobs.values())
@@ -353,7 +370,7 @@ class Archive:
             **plan.options,
         }
         cores = self._cores()
-        if not self._endless and len(job.ends) < cores:
+        if len(job.ends) < cores and self._backlog(job) >= limits.ARCHIVE_SPLIT_RECORDS:
             options["minPartitions"] = str(cores)
         rows = self._spark.readStream.format("penstock").schema(COLUMNS).options(**options).load()
         name = f"archive {job.stream} to {plan.to}"
@@ -366,8 +383,19 @@ class Archive:
         if plan.trigger.interval_s is None or turns:
             writing = writing.trigger(availableNow=True)
         else:
-            writing = writing.trigger(processingTime=f"{plan.trigger.interval_s * 1000:.0f} ms")
+            writing = writing.trigger(
+                processingTime=f"{plan.trigger.interval_s * 1000:.0f} milliseconds"
+            )
         return writing.start()
+
+    def _backlog(self, job: _Job) -> int:
+        """About how many records there are to read."""
+        plan = self.plan
+        try:
+            at = patiently(plan.hub, lambda hub: hub.positions(plan.group, job.stream))
+        except UnknownGroup:
+            at = {}
+        return sum(job.ends) - sum(at.values())
 
     def _cores(self) -> int:
         if not self._classic:
@@ -409,7 +437,8 @@ class Archive:
             job.failures = 0
         job.batches = job.entry.batches
         job.failures += 1
-        if not self._endless or kind in _NO_RETRY or job.failures > _RETRIES_MAX:
+        again = self._endless or _TOO_SLOW in message
+        if not again or kind in _NO_RETRY or job.failures > _RETRIES_MAX:
             job.entry.state = "failed"
             job.ended = True
             return

@@ -36,6 +36,8 @@ def test_the_snippets_run(
         names: dict[str, object] = {}
         for snippet in found:
             text = snippet.replace("http://127.0.0.1:7470", hub.url)
+            # Spark's side of relative paths is where Java was started.
+            text = text.replace('"checkpoints/', f'"{tmp_path}/checkpoints/')
             exec(compile(text, page, "exec"), names)
         loud = [
             value

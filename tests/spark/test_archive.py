@@ -18,7 +18,7 @@ from penstock.flight.client import FlightClient
 from penstock.log import Batch
 from penstock.spark.archive import Archive, archive, chosen, group_name
 from penstock.spark.batches import BatchWriter
-from penstock.spark.compact import compact
+from penstock.spark.compact import compact, compact_delta
 from penstock.spark.progress import Summary
 from penstock.spark.triggers import Trigger
 from penstock.testing.hub import TestHub
@@ -365,6 +365,23 @@ def test_delta_holds_each_record_once_when_batches_are_repeated(
     table = spark.read.format("delta").load(str(tmp_path / stream))
     found = sorted(json.loads(row.value)["n"] for row in table.select("value").collect())
     assert found == list(range(200))
+
+
+def test_delta_tables_are_compacted_by_delta(
+    hub: TestHub,
+    spark: SparkSession,
+    run: Callable[..., Summary],
+    new_stream: NewStream,
+    tmp_path: Path,
+) -> None:
+    stream = new_stream()
+    fill(hub, stream, 0, 60)
+    run([stream], format="delta", batch_records=20)
+    path = str(tmp_path / stream)
+    done = compact_delta(spark, path, stream)
+    assert done[:4] == (stream, 1, 3, 1)
+    table = spark.read.format("delta").load(path)
+    assert sorted(row.offset for row in table.collect()) == list(range(60))
 
 
 # -- what is refused -------------------------------------------------------------------------------

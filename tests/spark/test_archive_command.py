@@ -14,8 +14,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.flight.client import FlightClient
+from penstock.log import Batch
+from penstock.spark.archive import group_name
+from penstock.spark.session import DELTA
 from penstock.testing.hub import TestHub
-from tests.spark.test_archive import fill, numbers
+from tests.spark.cluster import cluster, connect_server
+from tests.spark.test_archive import dead, fill, numbers
 
 pytestmark = pytest.mark.slow
 
@@ -101,3 +106,40 @@ def test_what_is_mistyped_is_told_before_spark_starts(hub: TestHub, tmp_path: Pa
         _, err = archive.communicate(timeout=60)
         assert archive.returncode == 2
         assert said in err
+
+
+def test_the_archive_runs_through_spark_connect(
+    hub: TestHub, new_stream: Callable[..., str], delta_jars: list[Path], tmp_path: Path
+) -> None:
+    stream = new_stream(2)
+    fill(hub, stream, 0, 100)
+    hub.log.append(stream, Batch.of([b"not JSON"]))
+    settings = {**DELTA, "spark.jars": ",".join(map(str, delta_jars))}
+    with connect_server(tmp_path, **settings) as address:
+        for form in ("parquet", "delta"):
+            to = tmp_path / form
+            words = ("archive", "--streams", stream, "--to", to, "--remote", address, "--json")
+            archive = start(hub, *words, "--format", form, "--parse", "json")
+            out, err = archive.communicate(timeout=150)
+            assert archive.returncode == 0, err
+            summary = json.loads(out.splitlines()[-1])
+            assert (summary["rows"], summary["streams"][0]["lag"]) == (101, 0)
+            with FlightClient(hub.url) as client:
+                assert sum(client.positions(group_name(str(to)), stream).values()) == 101
+            files = (to / stream).glob("date=*/*.parquet")
+            assert sum(pq.read_metadata(file).num_rows for file in files) == 100
+    assert [value for value, _ in dead(hub, stream)] == [b"not JSON", b"not JSON"]
+
+
+def test_the_archive_runs_on_a_cluster(
+    hub: TestHub, new_stream: Callable[..., str], tmp_path: Path
+) -> None:
+    stream = new_stream(2)
+    fill(hub, stream, 0, 1000, days=2)
+    to = tmp_path / "tables"
+    with cluster(tmp_path) as master:
+        words = ("archive", "--streams", stream, "--to", to, "--master", master)
+        archive = start(hub, *words, "--conf", "spark.executor.memory=512m")
+        _, err = archive.communicate(timeout=200)
+        assert archive.returncode == 0, err
+    assert numbers(to / stream) == list(range(1000))

@@ -98,7 +98,11 @@ def spark_session(
     process. `delta` adds Delta Lake. `conf` are Spark's settings; they win over those made here.
     """
     _need_pyspark()
+    from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
+
+    # An error of SQL is raised; it need not be printed as JSON, with its stack, as well.
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel("CRITICAL")
 
     given = dict(conf or {})
     master, remote = _where(master, remote)

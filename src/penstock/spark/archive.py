@@ -337,6 +337,7 @@ class Archive:
                     raise BadSetting(f"{stream} holds what does not parse: archive it without")
                 continue
             self._jobs[stream] = _Job(stream, self.board.of(stream))
+            self.board.begins(stream, {at: each.earliest for at, each in enumerate(bounds)})
 
     # -- one query ---------------------------------------------------------------------------------
 

@@ -45,8 +45,6 @@ _ALWAYS: Final = {
     "spark.ui.showConsoleProgress": "false",
     # Dates of partitions and times in SQL must not depend on where a machine stands.
     "spark.sql.session.timeZone": "UTC",
-    # Off by default in 4.2; the source takes filters where the session lets it.
-    "spark.sql.python.filterPushdown.enabled": "true",
 }
 _LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",

@@ -155,14 +155,43 @@ def test_a_batch_that_fails_at_the_end_is_there_once_afterwards(
 
 
 def test_many_streams_take_turns_and_a_pattern_finds_them(
-    hub: TestHub, run: Callable[..., Summary], new_stream: NewStream, tmp_path: Path
+    hub: TestHub,
+    run: Callable[..., Summary],
+    new_stream: NewStream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    streams = [new_stream(name="turn-") for _ in range(9)]
+    monkeypatch.setattr("penstock.limits.ARCHIVE_QUERIES_MAX", 2)
+    streams = [new_stream(name="turn-") for _ in range(3)]
     for number, stream in enumerate(streams):
         fill(hub, stream, 0, 10 + number)
-    assert run("turn-.*").rows == sum(range(10, 19))
+    assert run("turn-.*").rows == 10 + 11 + 12
     for number, stream in enumerate(streams):
         assert len(numbers(tmp_path / stream)) == 10 + number
+
+
+def test_a_service_with_more_streams_than_queries_lets_them_take_turns(
+    spark: SparkSession,
+    hub: TestHub,
+    new_stream: NewStream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.limits.ARCHIVE_QUERIES_MAX", 1)
+    first = new_stream(name="shift-one")
+    fill(hub, first, 0, 10)
+    running = archive(
+        spark, streams="shift-.*", to=tmp_path, trigger="processing 200ms", url=hub.url
+    )
+    with running:
+        until(running, lambda: rows(running, first) == 10)
+        second = new_stream(name="shift-two")
+        fill(hub, second, 0, 5)
+        until(running, lambda: rows(running, second) == 5)
+        fill(hub, first, 10, 10)
+        until(running, lambda: rows(running, first) == 20)
+    assert numbers(tmp_path / first) == list(range(20))
+    assert numbers(tmp_path / second) == list(range(5))
 
 
 def test_a_service_goes_on_takes_in_new_streams_and_stops_after_its_batch(

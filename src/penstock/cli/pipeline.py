@@ -18,7 +18,7 @@ from penstock.cli.streams import BYTES, amount
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.spark.archive import Archive
+    from penstock.spark.running import Archive
     from penstock.spark.compact import Compacted
     from penstock.spark.progress import Shown
 

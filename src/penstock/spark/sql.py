@@ -27,8 +27,8 @@ from penstock import limits
 from penstock.errors import BadSetting, BadStatement, PenstockError, QueryFailed
 from penstock.log.names import check_stream_name
 from penstock.spark import views
-from penstock.spark.archive import reason
 from penstock.spark.progress import Board, Summary
+from penstock.spark.running import reason
 from penstock.spark.statements import AsItIs, IntoStream, IntoTable, Place, read_file
 from penstock.spark.table import local_path
 from penstock.spark.targets import ParquetWriter, UpdateWriter, as_records

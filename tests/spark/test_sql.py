@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import BadStatement, QueryFailed
 from penstock.log import Batch
-from penstock.spark.sql import SqlPipeline, group_name
+from penstock.spark.sql import SqlPipeline, group_name, merged
 from penstock.spark.triggers import Trigger
 from penstock.spark.views import HubAddress
 from tests.records import rows
@@ -199,6 +199,20 @@ def test_with_an_interval_it_goes_on_until_it_is_told_to_stop(spark, hub, new_st
     assert not waiting.is_alive()
     (entry,) = pipeline.board.summary().streams
     assert (entry.state, entry.rows) == ("stopped", 2)
+
+
+def test_reports_of_a_join_are_added_up():
+    first = {"startOffset": None, "endOffset": '{"a": {"0": 7}}', "latestOffset": {"a": {"0": 9}}}
+    other = {"startOffset": {"b": {"0": 1}}, "endOffset": {"b": {"0": 3}}, "latestOffset": None}
+    told = merged({"batchId": 4, "sources": [first, other]}, {"a": {"0": 5}, "c": {"0": 1}})
+    assert told["batchId"] == 4
+    assert told["sources"] == [
+        {
+            "startOffset": {"a": {"0": 5}, "b": {"0": 1}},
+            "endOffset": {"a": {"0": 7}, "b": {"0": 3}},
+            "latestOffset": {"a": {"0": 9}},
+        }
+    ]
 
 
 def test_a_query_that_fails_says_which_statement_and_why(spark, hub, new_stream, tmp_path):

@@ -99,6 +99,7 @@ class SqlPipeline:
         self._jobs: list[Job] = []
         self._stopping = threading.Event()
         self._now = False
+        self._earliest: dict[str, dict[str, int]] = {}
         self.board = Board()
 
     def __enter__(self) -> Self:
@@ -132,12 +133,22 @@ class SqlPipeline:
             self._jobs.append(self._job(statement, label, checkpoint, target))
             self.board.of(label)
         self._make_views(len(self._statements), wanted, everything, None)
+        self._look(sorted(wanted & set(there)))
         self._make_streams([each for each in targets.values() if each not in there])
         for job in self._jobs:
             self._remember(job)
         if self._trigger.interval_s is not None:
             for job in self._jobs:
                 self._start(job)
+
+    def _look(self, streams: list[str]) -> None:
+        """Note where streams begin, to tell how many records a first batch has read."""
+        if streams:
+            with self._hub.client() as client:
+                for stream, partitions in client.look(streams).items():
+                    self._earliest[stream] = {
+                        str(number): each.earliest for number, each in enumerate(partitions)
+                    }
 
     def _make_views(
         self, before: int, streams: Iterable[str], everything: list[str], checkpoint: str | None
@@ -381,7 +392,7 @@ class SqlPipeline:
             number = int(told.get("batchId") or 0)
             if number > job.seen:
                 job.seen = number
-                self.board.report(job.label, merged(told))
+                self.board.report(job.label, merged(told, self._earliest))
 
     def stop(self) -> None:
         """Stop what still runs. What a batch has not finished is done again by the next run."""
@@ -430,15 +441,29 @@ def as_dict(progress: Any) -> dict[str, Any]:
     return dict(found)
 
 
-def merged(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """A report whose sources are added up: a join reads several."""
-    sources = progress.get("sources") or []
-    total: dict[str, Any] = {"numInputRows": 0, "latestOffset": {}, "endOffset": {}}
-    for source in sources:
-        total["numInputRows"] += int(source.get("numInputRows") or 0)
-        for name in ("latestOffset", "endOffset"):
+def merged(
+    progress: Mapping[str, Any], earliest: Mapping[str, Mapping[str, int]]
+) -> dict[str, Any]:
+    """A report whose sources are added up, for a join reads several.
+
+    A first batch has no start: it began at `earliest`, by stream and partition.
+    """
+    total: dict[str, dict[str, Any]] = {"startOffset": {}, "endOffset": {}, "latestOffset": {}}
+    for source in progress.get("sources") or []:
+        for name, offsets in total.items():
             told = source.get(name)
             told = json.loads(told) if isinstance(told, str) else told
             if isinstance(told, Mapping):
-                total[name] |= told
+                offsets |= told
+            elif name == "startOffset":
+                offsets |= {
+                    stream: earliest[stream] for stream in streams_of(source) if stream in earliest
+                }
     return {**progress, "sources": [total]}
+
+
+def streams_of(source: Mapping[str, Any]) -> list[str]:
+    """The streams whose offsets a source reports."""
+    told = source.get("endOffset")
+    told = json.loads(told) if isinstance(told, str) else told
+    return list(told) if isinstance(told, Mapping) else []

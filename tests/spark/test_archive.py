@@ -275,6 +275,31 @@ def test_compaction_beside_a_running_archive_keeps_each_record_once(
     assert len(list((tmp_path / stream).glob("date=*/*.parquet"))) <= 2
 
 
+def test_compaction_leaves_rows_as_they_are_for_spark(
+    hub: TestHub,
+    spark: SparkSession,
+    run: Callable[..., Summary],
+    new_stream: NewStream,
+    tmp_path: Path,
+) -> None:
+    stream = new_stream(2)
+    fill(hub, stream, 0, 100, days=2)
+    in_2300_us = 10_413_792_000_000_000  # more nanoseconds than 64 bits hold
+    hub.log.append(stream, Batch.of([b"{}"], timestamps=[in_2300_us], headers=[[("kind", b"x")]]))
+    run([stream], batch_records=30)
+
+    def content() -> list[Any]:
+        table = spark.read.parquet(str(tmp_path / stream))
+        return table.orderBy("partition", "offset").collect()
+
+    before, schema = content(), spark.read.parquet(str(tmp_path / stream)).schema
+    assert compact(tmp_path, stream).dates == 2
+    assert content() == before
+    assert spark.read.parquet(str(tmp_path / stream)).schema == schema
+    assert len(before) == 101
+    assert schema["timestamp"].dataType.simpleString() == "timestamp"
+
+
 # -- parsing ---------------------------------------------------------------------------------------
 
 BAD = {

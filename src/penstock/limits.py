@@ -302,6 +302,9 @@ ARCHIVE_STARTS_MAX: Final = 2
 ARCHIVE_SPLIT_RECORDS: Final = 100_000
 """With so many records to read, a stream of few partitions is shared out to all cores."""
 
+ARCHIVE_PROBES_MAX: Final = 64
+"""Partitions whose first and last record are looked at to see whether a batch has one date."""
+
 ARCHIVE_STOP_S_MAX: Final = 600.0
 """How long stopping waits for the batches that run; then they are cut off, and repeated later."""
 

@@ -107,6 +107,19 @@ def test_the_table_has_all_of_a_record_and_any_reader_reads_it(
     ]
 
 
+def test_a_batch_whose_ends_alone_are_of_one_date_is_sorted_out_all_the_same(
+    hub: TestHub, run: Callable[..., Summary], new_stream: NewStream, tmp_path: Path
+) -> None:
+    stream = new_stream()
+    moments = [FIRST_DAY_US, FIRST_DAY_US + DAY_US, FIRST_DAY_US + 1]
+    values = [b'{"n": %d}' % n for n in range(3)]
+    hub.log.append(stream, Batch.of(values, timestamps=moments))
+    run([stream])
+    table = tmp_path / stream
+    assert numbers(table) == [0, 1, 2]
+    assert sorted(each.name for each in table.iterdir()) == ["date=2026-01-01", "date=2026-01-02"]
+
+
 def test_the_group_shows_how_far_the_archive_is(
     hub: TestHub, run: Callable[..., Summary], new_stream: NewStream, tmp_path: Path
 ) -> None:

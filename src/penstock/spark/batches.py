@@ -7,6 +7,7 @@ the first batch comes. Nothing it learns comes back.
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from penstock import limits
 from penstock.errors import BadSetting, PipelineError, TableForeign
+from penstock.spark.dates import put_under_date, seems_one_date
 from penstock.spark.fetch import patiently
 from penstock.spark.files import Lock, make_directory, read_json, write_json
 from penstock.spark.options import HubOptions
@@ -163,8 +165,19 @@ class BatchWriter:
         if staged is None:
             return
 
+        target, checkpoint = self.target, self._table.checkpoint
+        plain = patiently(
+            target.hub, lambda hub: seems_one_date(hub, checkpoint, target.stream, number)
+        )
+
         def write(rows: DataFrame) -> None:
-            rows.write.partitionBy("date").options(**_WRITER).parquet(f"file://{staged}")
+            place = f"file://{staged}"
+            if plain:
+                rows.drop("date").write.options(**_WRITER).parquet(place)
+                if put_under_date(staged):
+                    return
+                shutil.rmtree(staged)
+            rows.write.partitionBy("date").options(**_WRITER).parquet(place)
 
         # Dead letters go first: once the batch counts, a repeat would not come here.
         self._write(batch, query, number, write, look_first=False)

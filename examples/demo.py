@@ -55,7 +55,8 @@ class Hub:
         began = time.perf_counter()
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from penstock.cli import main; main()", "serve",
-             "--data", str(self._data), "--listen", f"127.0.0.1:{self.port}"],
+             "--data", str(self._data), "--listen", f"127.0.0.1:{self.port}",
+             "--set", "flight.listen=127.0.0.1:0"],
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         while self.ask("GET", "/readyz") is None:

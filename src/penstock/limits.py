@@ -138,6 +138,13 @@ forgotten, but never one that did so within `PUBLICATION_KEPT_S`."""
 
 PUBLICATION_KEPT_S: Final = 30 * 24 * 3600.0
 
+# -- notes -------------------------------------------------------------------------------------
+
+NOTE_NAME_BYTES_MAX: Final = 1_024
+NOTE_BYTES_MAX: Final = 64 * KIB
+NOTES_MAX: Final = 100_000
+"""Of all doors together; they are kept in memory too."""
+
 # -- waits -------------------------------------------------------------------------------------
 
 OWNER_EXIT_S_MAX: Final = 20.0
@@ -189,11 +196,9 @@ FLIGHT_CALLS_MAX: Final = 128
 """Calls at once: each has a thread, and holds one read or one batch. Further ones are told to try
 again."""
 
-FLIGHT_READ_BYTES: Final = 4 * MIB
-"""What a read takes from the log at a time, and so holds while its client does not take it."""
-
-FLIGHT_MESSAGE_BYTES: Final = 2 * MIB
-"""Batches of a read are put together up to this: fewer messages cost less on both sides."""
+FLIGHT_MESSAGE_BYTES: Final = 1 * MIB
+"""What a read takes from the log at a time and sends as one message. A client that takes nothing
+costs 6 MiB, with what gRPC and the allocator keep; 2 MiB are slower, as they leave the caches."""
 
 FLIGHT_PUT_BYTES: Final = 2 * MIB
 """Penstock's own client sends larger batches in parts of this size."""
@@ -232,8 +237,11 @@ GROUP_STALE_DEFAULT_S: Final = 7 * 24 * 3600.0
 SQL_FILE_CHARS_MAX: Final = 1_000_000
 """A file of `penstock pipeline sql`; one that is larger is data, not statements."""
 
-VIEWS_MAX: Final = 200
-"""Streams that a shell makes views of at its start; each takes Spark some milliseconds."""
+SQL_QUERIES_MAX: Final = 32
+"""Statements of one file that start a query; run continuously, they all run at once."""
+
+VIEWS_MAX: Final = 50
+"""Views a shell makes at its start, at some 50 ms each; others come when they are first named."""
 
 CONNECT_PORT_S_MAX: Final = 120.0
 """How long a declarative pipeline waits for another one to end: Spark gives them one port."""
@@ -288,10 +296,18 @@ ARCHIVE_BATCH_BYTES_DEFAULT: Final = 512 * MIB
 ARCHIVE_WRITERS_MAX: Final = 16
 """Dates that a task writes at once without sorting its rows first."""
 
+ARCHIVE_STOP_S_MAX: Final = 600.0
+"""How long stopping waits for the batches that run; then they are cut off, and repeated later."""
+
+ARCHIVE_ERROR_CHARS_MAX: Final = 1_000
 COMPACT_BYTES_DEFAULT: Final = 128 * MIB
 COMPACT_ROW_GROUP_ROWS: Final = 256 * 1024
 COMPACT_ROW_GROUP_BYTES: Final = 32 * MIB
 """Memory that compaction holds for the row group it writes, which ends at either limit."""
 
 PARSE_SAMPLE_RECORDS: Final = 10_000
+PARSE_SAMPLE_BYTES: Final = 4 * MIB
 """Records from the beginning of a stream that its schema is inferred from."""
+
+PARSE_REASON_COLUMNS: Final = 100
+"""Columns that are looked at one by one to say why a record does not parse."""

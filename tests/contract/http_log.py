@@ -311,6 +311,12 @@ class HttpLog(Log):
     def discard(self, writer: str, epoch: int) -> None:
         self._hub.log.discard(writer, epoch)
 
+    def notes(self, owner: str) -> dict[str, bytes]:
+        return self._hub.log.notes(owner)
+
+    def put_notes(self, owner: str, notes: Mapping[str, bytes | None]) -> None:
+        self._hub.log.put_notes(owner, notes)
+
     def checkpoint(self) -> None:
         self._hub.log.checkpoint()
 

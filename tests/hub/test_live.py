@@ -239,8 +239,10 @@ def test_idle_connections_disturb_nobody(hub: TestHub) -> None:
             opened.enter_context(socket.create_connection((host, int(port)), timeout=30))
         eventually(lambda: hub.hub.doors[0].connections == 1_000)
         assert api(hub, "GET", "/streams/s").status_code == 200
-        (sample,) = metrics(hub)["penstock_connections"].samples
-        assert sample.value >= 1_000
+        samples = metrics(hub)["penstock_connections"].samples
+        counts = {sample.labels["door"]: sample.value for sample in samples}
+        assert counts["http"] >= 1_000
+        assert counts["flight"] == 0
     eventually(lambda: hub.hub.doors[0].connections == 0, 5)
 
 
@@ -287,7 +289,7 @@ def test_a_door_that_does_not_open_stops_no_other() -> None:
         lambda _: FakeDoor(True, good),
     ]
     with structlog.testing.capture_logs() as logs, TestHub(doors=doors) as hub:
-        assert [door.name for door in hub.hub.doors] == ["http", "fake"]
+        assert [door.name for door in hub.hub.doors] == ["http", "flight", "fake"]
         assert requests.get(hub.url + "/readyz", timeout=30).status_code == 200
     assert [each["event"] for each in logs] == [
         "a door did not open",

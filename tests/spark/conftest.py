@@ -28,9 +28,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A classic session on two cores, with Delta. Tests must not stop it."""
+def delta_jars() -> list[Path]:
+    """Delta's jars, fetched if they are not there."""
     jars.fetch(["delta"])
+    return jars.paths("delta")
+
+
+@pytest.fixture(scope="session")
+def spark(
+    tmp_path_factory: pytest.TempPathFactory, delta_jars: list[Path]
+) -> Iterator[SparkSession]:
+    """A classic session on two cores, with Delta. Tests must not stop it."""
     session = spark_session(
         "penstock-tests",
         master="local[2]",

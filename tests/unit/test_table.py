@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import BadSetting, PipelineError, TableForeign, TableInUse
 from penstock.spark.files import Lock, exchange, read_json, write_json
-from penstock.spark.table import Table, claim, tables
+from penstock.spark.table import Table, archived, claim
 
 QUERY = "6f1c1b9e-0000-4000-8000-000000000000"
 HUB = "hub-one"
@@ -217,9 +217,16 @@ def test_a_damaged_state_is_not_taken_for_none(tmp_path: Path) -> None:
 
 def test_tables_are_listed_by_stream(tmp_path: Path) -> None:
     with pytest.raises(TableForeign, match="is no archive"):
-        tables(tmp_path)
+        archived(str(tmp_path))
     with opened(tmp_path):
-        assert tables(tmp_path) == ["orders"]
+        found = archived(str(tmp_path))
+        assert found[1:] == ("parquet", ["orders"])
+        assert found.path("orders") == str(tmp_path / "orders")
+        with pytest.raises(TableForeign, match=r"no archive of clicks .*, but of orders"):
+            archived(str(tmp_path), ["clicks"])
+    with pytest.raises(BadSetting, match="name the streams"):
+        archived("s3://bucket/archive")
+    assert archived("s3://bucket/archive", ["a"]).path("a") == "s3://bucket/archive/a"
 
 
 def test_a_stream_with_the_name_of_the_inner_directory_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from penstock.cli import (
     pipeline_sql,
     read,
     serve,
+    shell,
     streams,
     tail,
     user,
@@ -71,6 +72,7 @@ app.add_typer(groups.app, name="groups")
 pipeline.app.command()(pipeline_sql.init)
 pipeline.app.command()(pipeline_sql.run)
 app.add_typer(pipeline.app, name="pipeline")
+app.command()(shell.shell)
 app.add_typer(user.app, name="user")
 app.command()(verify.verify)
 app.command()(doctor.doctor)

@@ -30,7 +30,7 @@ _UNITS: Final = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
 _SECONDS: Final = ("", "s", "m", "h", "d")
-_BYTES: Final = ("", "kib", "mib", "gib", "tib")
+BYTES: Final = ("", "kib", "mib", "gib", "tib")
 
 
 class Codec(StrEnum):
@@ -303,21 +303,22 @@ def _settings(
     """What was given, as the API takes it."""
     given: dict[str, Any] = {}
     if retention_seconds is not None:
-        given["retention_seconds"] = _amount("--retention-seconds", retention_seconds, _SECONDS)
+        given["retention_seconds"] = amount("--retention-seconds", retention_seconds, _SECONDS)
     if retention_bytes is not None:
-        given["retention_bytes"] = _amount("--retention-bytes", retention_bytes, _BYTES)
+        given["retention_bytes"] = amount("--retention-bytes", retention_bytes, BYTES)
     if retention_records is not None:
-        given["retention_records"] = _amount("--retention-records", retention_records, ("",))
+        given["retention_records"] = amount("--retention-records", retention_records, ("",))
     if retention_read is not None:
         given["retention_read"] = retention_read
     if segment_bytes is not None:
-        given["segment_bytes"] = _amount("--segment-bytes", segment_bytes, _BYTES, none=False)
+        given["segment_bytes"] = amount("--segment-bytes", segment_bytes, BYTES, none=False)
     if compression is not None:
         given["compression"] = compression
     return given
 
 
-def _amount(option: str, text: str, units: tuple[str, ...], none: bool = True) -> int | None:
+def amount(option: str, text: str, units: tuple[str, ...], none: bool = True) -> int | None:
+    """A number with a unit, as in 7d or 10GiB."""
     if none and text.lower() == "none":
         return None
     match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())

@@ -44,9 +44,10 @@ def find(url: str | None, token: str | None, ca: str | None) -> Address:
 def _split(url: str) -> SplitResult:
     with contextlib.suppress(ValueError):
         parts = urlsplit(url)
+        port = parts.port  # raises if it is none
         is_http = parts.scheme in ("http", "https")
-        is_grpc = parts.scheme in ("grpc", "grpc+tls")
-        if parts.hostname and (is_http or (is_grpc and parts.port is not None)):
+        is_grpc = parts.scheme in ("grpc", "grpc+tls") and port is not None
+        if parts.hostname and (is_http or is_grpc):
             return parts
     raise BadSetting(
         f"{url!r:.100} is no hub's address: write {DEFAULT_URL}, or grpc://host:port of its "

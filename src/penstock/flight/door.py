@@ -14,6 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 import structlog
 
 from penstock.errors import BadSetting
@@ -66,7 +67,7 @@ class FlightDoor(Door):
                 f"this pyarrow has no Flight ({error}): install the wheel from PyPI, or set "
                 "flight.enabled = false"
             ) from None
-        except OSError as error:
+        except (OSError, pa.ArrowException) as error:
             raise BadSetting(
                 f"cannot listen on {self._host}:{self._port} ({error}): is another hub running? "
                 "Stop it, or choose another port with flight.listen"
@@ -81,6 +82,9 @@ class FlightDoor(Door):
         if tls.certificate is not None and tls.key is not None:
             with open(tls.certificate, "rb") as chain, open(tls.key, "rb") as key:
                 pair = (chain.read(), key.read())
+        if self._port:
+            with socket.create_server((self._host, self._port), family=_family(self._host)):
+                pass  # gRPC would not tell why it cannot listen
         return FlightServer(self._hub, self.address, pair, loop, self._stopping)
 
     async def renew_tls(self) -> None:
@@ -93,7 +97,7 @@ class FlightDoor(Door):
         while True:
             try:
                 self._server = await asyncio.to_thread(self._listen, loop)
-            except OSError as error:
+            except (OSError, pa.ArrowException) as error:
                 if time.monotonic() > deadline:
                     logger.error("the door did not open again", error=str(error))  # noqa: TRY400
                     return
@@ -123,6 +127,10 @@ class FlightDoor(Door):
         for thread in self._closing:
             await asyncio.to_thread(thread.join, max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._closing)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def cut_connections(port: int) -> None:

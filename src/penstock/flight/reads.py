@@ -57,12 +57,15 @@ class Reads:
         while start < end:
             if self._stopping.is_set():
                 raise LogClosed("the hub is stopping: read on when it is back")
-            found = self._log.read(stream, partition, start, end - start, limits.FLIGHT_READ_BYTES)
-            assert found, "there are records up to the end"
-            start += sum([batch.num_rows for batch in found])
-            if narrow:
-                found = [batch.select(columns) for batch in found]
-            yield from _gathered(found)
+            batch = self._next_batch(stream, partition, start, end)
+            start += batch.num_rows
+            yield batch.select(columns) if narrow else batch
+
+    def _next_batch(self, stream: str, partition: int, start: int, end: int) -> pa.RecordBatch:
+        """As one: a message for each of many small batches would cost more than the copy."""
+        found = self._log.read(stream, partition, start, end - start, limits.FLIGHT_MESSAGE_BYTES)
+        assert found, "there are records up to the end"
+        return found[0] if len(found) == 1 else pa.concat_batches(found)
 
     # -- bounds ----------------------------------------------------------------------------------
 
@@ -115,22 +118,25 @@ class Reads:
     def _glance(self, user: User, asked: Look) -> tuple[dict[str, list[tuple[int, int]]], bool]:
         """The bounds, and whether they have something the client does not know."""
         known = asked.known or {}
-        found: dict[str, list[tuple[int, int]]] = {}
+        found = self._snapshot(asked)
         news = False
-        for name in asked.streams:
-            try:
-                bounds = self._log.all_bounds(name)
-            except UnknownStream:
-                if asked.names is None:
-                    raise
-                continue  # the client learns that from the names
-            found[name] = bounds
+        for name, bounds in found.items():
             ends = known.get(name, ())
             news = news or len(bounds) > len(ends)
             news = news or any(pair[1] > end for pair, end in zip(bounds, ends, strict=False))
         if asked.names is not None and not news:
             news = _digest(self.names(user)) != asked.names
         return found, news
+
+    def _snapshot(self, asked: Look) -> dict[str, list[tuple[int, int]]]:
+        """The bounds of all streams at one moment: what was published at once is seen at once."""
+        try:
+            return self._log.snapshot(asked.streams)
+        except UnknownStream:
+            if asked.names is None:
+                raise
+        there = set(self._log.streams())  # the client learns from the names which are not
+        return self._log.snapshot([name for name in asked.streams if name in there])
 
     def names(self, user: User) -> list[str]:
         """The streams the user may read."""
@@ -175,20 +181,6 @@ class _Sizes:
                     rows += batch.num_rows
                     nbytes += batch.nbytes
         return nbytes / rows if rows else 0.0
-
-
-def _gathered(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Neighbours put together, up to the size of a message."""
-    group: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        if group and size + batch.nbytes > limits.FLIGHT_MESSAGE_BYTES:
-            yield pa.concat_batches(group) if len(group) > 1 else group[0]
-            group, size = [], 0
-        group.append(batch)
-        size += batch.nbytes
-    if group:
-        yield pa.concat_batches(group) if len(group) > 1 else group[0]
 
 
 def _digest(names: list[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fnmatch
+import os
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from penstock.hub.hub import Hub
 
 T = TypeVar("T")
+# gRPC would write about every peer that breaks its rules to standard error.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]

@@ -348,6 +348,16 @@ class Log(ABC):
     ) -> list[Move]:
         """Move positions anywhere; a dry run only says what would move."""
 
+    # -- notes -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def notes(self, owner: str) -> dict[str, bytes]:
+        """What a door remembers by name: small things that are no records."""
+
+    @abstractmethod
+    def put_notes(self, owner: str, notes: Mapping[str, bytes | None]) -> None:
+        """Remember these, all or none; None forgets. On disk when this returns."""
+
     # -- keeping house ---------------------------------------------------------------------------
 
     @abstractmethod

@@ -19,11 +19,12 @@ from penstock.log.disk import Disk
 from penstock.log.settings import StreamSettings
 
 FORMAT: Final = "1"
-_LATER: Final = """
-CREATE TABLE IF NOT EXISTS publications (
-    writer TEXT PRIMARY KEY, epoch INTEGER NOT NULL, at INTEGER NOT NULL, unfinished BLOB
-) WITHOUT ROWID;
-"""
+_LATER: Final = (
+    "CREATE TABLE IF NOT EXISTS publications (writer TEXT PRIMARY KEY, epoch INTEGER NOT NULL, "
+    "at INTEGER NOT NULL, unfinished BLOB) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS notes (owner TEXT NOT NULL, name TEXT NOT NULL, "
+    "value BLOB NOT NULL, PRIMARY KEY (owner, name)) WITHOUT ROWID",
+)
 """Tables that came after format 1 was fixed; a data directory without them gets them."""
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ class Catalog:
                 self._create()
             version = self.get("format")
             if version == FORMAT:
-                self.write(lambda db: db.execute(_LATER))
+                self.write(lambda db: [db.execute(statement) for statement in _LATER])
         except sqlite3.DatabaseError as error:
             raise StorageError(
                 f"{path} cannot be read as a database ({error}): restore it from a backup"
@@ -389,6 +390,26 @@ class Catalog:
     def forget_publications(self, writers: Iterable[str]) -> None:
         gone = [(writer,) for writer in writers]
         self.write(lambda db: db.executemany("DELETE FROM publications WHERE writer = ?", gone))
+
+    # -- notes -----------------------------------------------------------------------------------
+
+    def notes(self) -> list[tuple[str, str, bytes]]:
+        """Owner, name and value of every note."""
+        with self._lock:
+            return self._db.execute("SELECT owner, name, value FROM notes").fetchall()
+
+    def put_notes(self, owner: str, notes: Iterable[tuple[str, bytes | None]]) -> None:
+        """A value of None removes the note."""
+        changes = [(owner, name, value) for name, value in notes]
+
+        def put(db: sqlite3.Connection) -> None:
+            for own, name, value in changes:
+                if value is None:
+                    db.execute("DELETE FROM notes WHERE owner = ? AND name = ?", (own, name))
+                else:
+                    db.execute("INSERT OR REPLACE INTO notes VALUES (?, ?, ?)", (own, name, value))
+
+        self.write_gathered(put)
 
     def problems(self) -> list[str]:
         """What SQLite's own check finds wrong."""

@@ -57,6 +57,7 @@ from penstock.log.groups import Groups
 from penstock.log.journal import Journal, Mark, create_journal
 from penstock.log.keeper import Keeper
 from penstock.log.names import check_stream_name
+from penstock.log.notes import Notes
 from penstock.log.partitioner import partition_of, partitions_of
 from penstock.log.producers import Producers, Sequenced, sequenced
 from penstock.log.publisher import Publisher
@@ -149,6 +150,7 @@ class EmbeddedLog(Log):
                 self._journal.sync()
             epoch = self._catalog.new_epoch(self.recovered.lsn)
             self._groups = Groups(self._catalog, clock, settings.group_stale_seconds)
+            self._notes = Notes(self._catalog)
             self._journal.reserved = self.recovered.lsn
             self._tail = Tail(self._journal, self._ends, lambda: self._checkpoints.lsn)
             self._committer = Committer(
@@ -651,6 +653,16 @@ class EmbeddedLog(Log):
             return self.index_at(partition.stream.name, partition.number, to.value)
         wished = to.value if to.kind == "index" else (before or earliest) + to.value
         return min(max(wished, earliest), end)
+
+    # -- notes -----------------------------------------------------------------------------------
+
+    def notes(self, owner: str) -> dict[str, bytes]:
+        self._check_open()
+        return self._notes.get(owner)
+
+    def put_notes(self, owner: str, notes: Mapping[str, bytes | None]) -> None:
+        self._check_open()
+        self._notes.put(owner, notes)
 
     # -- keeping house ---------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,6 +28,9 @@ from penstock import limits
 from penstock.errors import BadSetting, PipelineError, TableForeign
 from penstock.spark.files import Lock, exchange, make_directory, sync
 from penstock.spark.table import Table, no_step
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _FULL: Final = 0.75
 """A file this near to the target is left alone: joining it again and again would cost more."""
@@ -49,7 +52,8 @@ class Compacted(NamedTuple):
     files_after: int
     bytes_before: int
     bytes_after: int
-    rows: int
+    rows: int | None
+    """How many were rewritten; Delta does not tell."""
 
 
 def compact(
@@ -73,6 +77,37 @@ def compact(
         return _Compaction(table, target_bytes, step).run(told)
 
 
+def compact_delta(
+    spark: SparkSession, path: str, stream: str, target_bytes: int = limits.COMPACT_BYTES_DEFAULT
+) -> Compacted:
+    """Join the small files of a Delta table, which Delta does by itself (OPTIMIZE)."""
+    if target_bytes < limits.MIB:
+        raise BadSetting(f"a target of {target_bytes} bytes is too small: at least 1 MiB")
+    spark.conf.set("spark.databricks.delta.optimize.maxFileSize", str(target_bytes))
+    spark.conf.set("spark.databricks.delta.optimize.minFileSize", str(int(target_bytes * _FULL)))
+    table = "delta.`{}`".format(path.replace("`", "``"))
+    row = spark.sql(f"OPTIMIZE {table}").select("metrics").head()
+    assert row is not None
+    told = row["metrics"]
+    detail = spark.sql(f"DESCRIBE DETAIL {table}").select("numFiles", "sizeInBytes").head()
+    assert detail is not None
+    added, removed = told["filesAdded"], told["filesRemoved"]
+    gone, made = int(told["numFilesRemoved"]), int(told["numFilesAdded"])
+    return Compacted(
+        stream,
+        int(told["partitionsOptimized"]),
+        int(detail["numFiles"]) + gone - made,
+        int(detail["numFiles"]),
+        int(detail["sizeInBytes"]) + _total(removed) - _total(added),
+        int(detail["sizeInBytes"]),
+        None,
+    )
+
+
+def _total(files: Any) -> int:
+    return int(files["totalSize"] or 0)
+
+
 class _Compaction:
     def __init__(self, table: Table, target_bytes: int, step: Callable[[str], None]) -> None:
         self._table = table
@@ -84,6 +119,7 @@ class _Compaction:
         table = self._table
         self._clean()
         counts = Compacted(table.stream, 0, 0, 0, 0, 0, 0)
+        total = 0
         for directory in sorted(table.path.glob("date=*")):
             before = _sizes(directory)
             rows = self._compact(directory, before)
@@ -95,7 +131,7 @@ class _Compaction:
                 counts.files_after + len(after),
                 counts.bytes_before + sum(before.values()),
                 counts.bytes_after + sum(after.values()),
-                counts.rows + rows,
+                total := total + rows,
             )
             if rows:
                 told(directory.name)

@@ -173,6 +173,12 @@ def _prepare_environment(*, local: bool) -> None:
     os.environ.pop("PYSPARK_DRIVER_PYTHON", None)
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        return
+    # What is shipped reaches executors only, but the driver too runs sources, in Pythons of its
+    # own, and these are the executors' if PYSPARK_PYTHON says so.
+    known = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    if str(package_zip()) not in known:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*known, str(package_zip())])
 
 
 def _settings(master: str, delta: bool, given: Mapping[str, str]) -> dict[str, str]:

@@ -20,10 +20,10 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.errors import BadSetting, PipelineError, TableForeign
 from penstock.spark.files import Lock, make_directory, read_json, sync, write_json
@@ -88,8 +88,8 @@ class Table:
 
     def commit(self, query: str, batch: int, staged: Path) -> int:
         """Add what was written to `staged`; returns how many files. On disk when it returns."""
-        files = sorted(each.relative_to(staged) for each in staged.glob("date=*/*.parquet"))
-        self._sync_checkpoint(batch)
+        files = sorted(each.relative_to(staged) for each in staged.rglob("*.parquet"))
+        sync_checkpoint(self.checkpoint, batch)
         for file in files:
             sync(staged / file)
         for directory in {staged / file.parent for file in files}:
@@ -159,12 +159,6 @@ class Table:
             shutil.rmtree(self._staging, ignore_errors=True)
             self._step("dropped")
 
-    def _sync_checkpoint(self, batch: int) -> None:
-        offsets = self.checkpoint / "offsets"
-        for path in (self.checkpoint / "metadata", offsets / str(batch), offsets, self.checkpoint):
-            if path.exists():
-                sync(path)
-
     def _state(self) -> dict[str, Any] | None:
         state = read_json(self._state_file)
         if state is not None and state.get("version") != _VERSION:
@@ -189,6 +183,14 @@ def internal(root: Path, stream: str) -> Path:
     return root / INTERNAL / stream
 
 
+def sync_checkpoint(checkpoint: Path, batch: int) -> None:
+    """Bring Spark's note of what a batch holds to disk, which Spark itself does not do."""
+    offsets = checkpoint / "offsets"
+    for path in (checkpoint / "metadata", offsets / str(batch), offsets, checkpoint):
+        if path.exists():
+            sync(path)
+
+
 def claim(root: Path, hub: str, form: str) -> None:
     """Make `root` the archive of this hub in this format, or refuse if it is another's."""
     file = root / INTERNAL / "archive.json"
@@ -208,9 +210,39 @@ def claim(root: Path, hub: str, form: str) -> None:
         )
 
 
-def tables(root: Path) -> list[str]:
-    """The streams archived at `root`."""
-    internals = root / INTERNAL
-    if read_json(internals / "archive.json") is None:
+class Archived(NamedTuple):
+    """What an archive holds."""
+
+    root: str
+    form: str
+    streams: list[str]
+
+    def path(self, stream: str) -> str:
+        """Where a stream's table is."""
+        return f"{self.root.rstrip('/')}/{stream}"
+
+
+def archived(to: str, streams: Sequence[str] | None = None) -> Archived:
+    """The archive at `to`, with all its streams or those that are named."""
+    root = local_path(to)
+    if root is None:
+        if not streams:
+            raise BadSetting(f"what is in {to} cannot be listed: name the streams with --streams")
+        return Archived(to, "delta", list(streams))
+    about = read_json(root / INTERNAL / "archive.json")
+    if about is None:
         raise TableForeign(f"{root} is no archive: `penstock pipeline archive --to` makes one")
-    return sorted(each.name for each in internals.iterdir() if each.is_dir())
+    found = sorted(each.name for each in (root / INTERNAL).iterdir() if each.is_dir())
+    unknown = [each for each in streams or () if each not in found]
+    if unknown:
+        raise TableForeign(
+            f"there is no archive of {', '.join(unknown)} in {root}, but of {', '.join(found)}"
+        )
+    return Archived(str(root), about["format"], list(streams or found))
+
+
+def local_path(to: str) -> Path | None:
+    """A directory's path, unless it names another file system."""
+    if to.startswith("file:"):
+        return Path("/" + to.removeprefix("file:").lstrip("/"))
+    return None if "://" in to else Path(to).absolute()

@@ -17,6 +17,7 @@ from tests.contract.log.appending import Appending
 from tests.contract.log.base import Base, OpenLog
 from tests.contract.log.groups import GroupsOfReaders
 from tests.contract.log.keeping import KeepingHouse
+from tests.contract.log.notes import NotesOfDoors
 from tests.contract.log.producers import SendersWithIds
 from tests.contract.log.publishing import Publications
 from tests.contract.log.reading import Reading
@@ -29,6 +30,7 @@ class LogContract(
     Appending,
     SendersWithIds,
     Publications,
+    NotesOfDoors,
     Reading,
     GroupsOfReaders,
     KeepingHouse,

@@ -227,6 +227,21 @@ FLIGHT_CALL_S_MAX: Final = 120.0
 FLIGHT_ERROR_CHARS_MAX: Final = 1_000
 """Of an error's message: it travels in headers of at most 8 KiB, twice."""
 
+# -- the Wallaroo door -------------------------------------------------------------------------
+
+WALLAROO_FRAME_BYTES_MAX: Final = 4 * MIB
+"""One frame; the specification wants "a few megabytes", to be configured."""
+
+WALLAROO_HELLO_BYTES_MAX: Final = 16 * KIB
+"""A HELLO, which anybody may send: a version, a cookie and two names; as HTTP's headers."""
+
+WALLAROO_READ_BYTES: Final = 256 * KIB
+"""A busy connection's buffer: what one read takes at most. Idle ones stay at the next."""
+
+WALLAROO_FIRST_READ_BYTES: Final = 4 * KIB
+WALLAROO_DIRECT_BYTES: Final = 64 * MIB
+"""What is decoded at once of data handed over: offsets within it have 31 bits."""
+
 # -- groups ------------------------------------------------------------------------------------
 
 GROUP_STALE_DEFAULT_S: Final = 7 * 24 * 3600.0

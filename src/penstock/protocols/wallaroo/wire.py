@@ -3,7 +3,7 @@
     spec      the specification: little-endian, tags in ASCII, the stream id in each MESSAGE
               (as its erratum has it)
     literal   the same without the stream id, as the specification's text has it
-    shipped   what Wallaroo 0.6 and its Python connectors speak: big-endian, tags 0 to 8
+    shipped   what released workers and Python connectors speak: big-endian, tags 0 to 8
 
 A frame is a u32 length, which counts all that follows it, a tag byte, and a body. A *short* is a
 u16 length and that many bytes.
@@ -44,249 +44,92 @@ What is not said there, or said twice, is decided here:
 
 from __future__ import annotations
 
-import enum
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock import limits
-from penstock.errors import BadBatch, LocalError, RemoteError
-
-U64S: TypeAlias = NDArray[np.uint64]
-U16S: TypeAlias = NDArray[np.uint16]
-I64S: TypeAlias = NDArray[np.int64]
-Bools: TypeAlias = NDArray[np.bool_]
-
-VERSION: Final = "0.0.1"
-"""The only version that was ever shipped."""
-
-U64_MAX: Final = 2**64 - 1
-SHORT_BYTES_MAX: Final = 2**16 - 1
-
-EPHEMERAL: Final = 1
-BOUNDARY: Final = 2
-EOS: Final = 4
-UNSTABLE_REFERENCE: Final = 8
-EVENT_TIME: Final = 16
-FLAGS: Final = 31
-"""All flags there are; the other bits are reserved."""
-
-UNABLE_TO_DECODE: Final = "Unable to decode message"
-FRAME_TOO_LARGE: Final = "Frame too large"
-TIME_TOO_LARGE: Final = "Event time too large"
-
-
-class Dialect(enum.Enum):
-    """How frames are written."""
-
-    SPEC = "spec"
-    LITERAL = "literal"
-    SHIPPED = "shipped"
-
-    @property
-    def no_reference(self) -> int:
-        """The point of reference that means there is none."""
-        return U64_MAX if self is Dialect.SHIPPED else 0
-
-
-class Role(enum.Enum):
-    """Which side of a connection decodes."""
-
-    WORKER = "worker"
-    CONNECTOR = "connector"
-
-
-class WireError(RemoteError):
-    """The peer sent what is no frame. `reason` is for the ERROR frame that answers it."""
-
-    code: ClassVar[str] = "wallaroo-frame"
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-
-
-# -- frames ------------------------------------------------------------------------------------
-
-Point: TypeAlias = tuple[int, int]
-"""A stream id and a point of reference."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """A connector introduces itself."""
-
-    version: str
-    cookie: bytes
-    program: str
-    instance: str
-
-
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    """A HELLO as it is received: to be read, and judged, from left to right.
-
-    Compare `version`, then `cookie()`, and only then ask for `hello()`.
-    """
-
-    version: bytes
-    rest: bytes
-    dialect: Dialect
-
-    def cookie(self) -> bytes:
-        """The cookie; a `WireError` if the frame ends before it does."""
-        return _Body(self.rest, self.dialect).short("the cookie of HELLO")
-
-    def hello(self) -> Hello:
-        """The whole frame; a `WireError` if it is not whole, or a name is not UTF-8."""
-        body = _Body(self.rest, self.dialect)
-        cookie = body.short("the cookie of HELLO")
-        program = body.text("the program name of HELLO")
-        instance = body.text("the instance name of HELLO")
-        body.end("HELLO")
-        return Hello(utf8(self.version, "the version of HELLO"), cookie, program, instance)
-
-
-@dataclass(frozen=True, slots=True)
-class Ok:
-    """The worker accepts; `points` are of streams it knows, and never in the shipped dialect."""
-
-    credits: int
-    points: tuple[Point, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Error:
-    """Either side gives up."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Notify:
-    """A connector introduces a stream, and where it will go on."""
-
-    stream: int
-    name: bytes
-    ref: int = 0
-
-    def text(self) -> str:
-        """The stream's name; a `WireError` if it is not UTF-8."""
-        return utf8(self.name, "the stream name of NOTIFY")
-
-
-@dataclass(frozen=True, slots=True)
-class NotifyAck:
-    """The worker answers a NOTIFY: go on after `ref`, or do not. Shipped only."""
-
-    success: bool
-    stream: int
-    ref: int
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message, for a look at it; many are `Messages`."""
-
-    stream: int
-    id: int
-    payload: bytes = b""
-    flags: int = 0
-    time: int | None = None
-    key: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """The worker gives credits, and says how far it got with each stream."""
-
-    credits: int
-    points: tuple[Point, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Nack:
-    """The worker wants a stream again from `ref`. Not in the shipped dialect."""
-
-    credits: int
-    stream: int
-    ref: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """The worker ends the session; go to `address`, or come back here if it is empty."""
-
-    address: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class EndOfStream:
-    """A connector ends a stream. Shipped only; the others have a flag for it."""
-
-    stream: int
-
-
-class Column(NamedTuple):
-    """Row i is `offsets[i]` to `offsets[i + 1]` of `data`; `validity`, if any, has a bit a row.
-
-    The same three as the log's `BinaryColumn`, which this folder may not know.
-    """
-
-    offsets: NDArray[np.int32]
-    data: Any
-    validity: Any = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Messages:
-    """Consecutive MESSAGE frames as columns, which own their memory.
-
-    `times` and `has_time` are None when no message has a time, `keys` when none has a key. A time
-    that is not there is 0 in `times`. `streams` are 0 in the literal dialect: see `on`.
-    """
-
-    streams: U64S
-    ids: U64S
-    payloads: Column
-    flags: U16S
-    times: I64S | None = None
-    has_time: Bools | None = None
-    keys: Column | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @classmethod
-    def of(
-        cls,
-        streams: int | Sequence[int] | U64S,
-        ids: Sequence[int] | U64S,
-        payloads: Sequence[bytes],
-        *,
-        flags: int | Sequence[int] | U16S = 0,
-        times: Sequence[int | None] | None = None,
-        keys: Sequence[bytes | None] | None = None,
-    ) -> Messages:
-        """Columns of Python lists."""
-        raise NotImplementedError
-
-    def on(self, stream: int) -> Messages:
-        """The same, all of one stream: a worker gives literal messages theirs."""
-        return replace(self, streams=np.full(len(self), stream, np.uint64))
-
-    def rows(self) -> list[Message]:
-        """An object for each: for tests and tools, far too slow for a door."""
-        raise NotImplementedError
-
-
-Frame: TypeAlias = (
-    Hello | Ok | Error | Notify | NotifyAck | Message | Ack | Nack | Restart | EndOfStream
+from penstock.protocols.wallaroo.frames import (
+    BOUNDARY,
+    EOS,
+    EPHEMERAL,
+    EVENT_TIME,
+    FLAGS,
+    FRAME_TOO_LARGE,
+    SHORT_BYTES_MAX,
+    TIME_TOO_LARGE,
+    U64_MAX,
+    UNABLE_TO_DECODE,
+    UNSTABLE_REFERENCE,
+    VERSION,
+    Ack,
+    BadFrame,
+    Body,
+    Dialect,
+    EndOfStream,
+    Error,
+    Frame,
+    Greeting,
+    Hello,
+    Message,
+    Nack,
+    Notify,
+    NotifyAck,
+    Ok,
+    Point,
+    Restart,
+    Role,
+    WireError,
+    shown,
+    utf8,
 )
+from penstock.protocols.wallaroo.messages import (
+    LAYOUTS,
+    Column,
+    Messages,
+    Region,
+    encode_messages,
+    read_run,
+)
+
+__all__ = [
+    "BOUNDARY",
+    "EOS",
+    "EPHEMERAL",
+    "EVENT_TIME",
+    "FLAGS",
+    "FRAME_TOO_LARGE",
+    "TIME_TOO_LARGE",
+    "U64_MAX",
+    "UNABLE_TO_DECODE",
+    "UNSTABLE_REFERENCE",
+    "VERSION",
+    "Ack",
+    "BadFrame",
+    "Column",
+    "Decoder",
+    "Dialect",
+    "EndOfStream",
+    "Error",
+    "Frame",
+    "Greeting",
+    "Hello",
+    "Message",
+    "Messages",
+    "Nack",
+    "Notify",
+    "NotifyAck",
+    "Ok",
+    "Point",
+    "Received",
+    "Restart",
+    "Role",
+    "WireError",
+    "encode",
+    "encode_messages",
+    "shown",
+]
+
 Received: TypeAlias = (
     Greeting
     | Ok
@@ -300,21 +143,212 @@ Received: TypeAlias = (
     | EndOfStream
     | WireError
 )
-"""What a decoder gives. A HELLO comes as a `Greeting`, messages in runs, an error as the last."""
+"""What a decoder gives: a HELLO as a `Greeting`, messages in runs, an error as the last of all."""
+
+
+# -- writing -----------------------------------------------------------------------------------
 
 
 def encode(frame: Frame, dialect: Dialect) -> bytes:
-    """One frame as bytes. A frame that the dialect does not have is a `LocalError`."""
-    raise NotImplementedError
+    """One frame as bytes; `BadFrame` if the dialect has none such, or a value does not fit."""
+    kind = KINDS[dialect].get(type(frame))
+    if kind is None:
+        raise BadFrame(f"the dialect {dialect.value} has no {type(frame).__name__}")
+    try:
+        body = kind.write(frame, dialect)
+        return struct.pack(f"{dialect.order}IB", len(body) + 1, kind.tag) + body
+    except struct.error as error:
+        raise BadFrame(f"{frame} does not fit its frame: {error}") from None
 
 
-def encode_messages(messages: Messages, dialect: Dialect) -> bytes | memoryview:
-    """All messages as MESSAGE frames, one after another.
+def _short(data: bytes, dialect: Dialect) -> bytes:
+    if len(data) > SHORT_BYTES_MAX:
+        raise BadFrame(f"{len(data)} bytes where a frame has room for {SHORT_BYTES_MAX}")
+    return struct.pack(f"{dialect.order}H", len(data)) + data
 
-    Flags decide in the spec's dialects: BOUNDARY leaves the payload out (it must be empty), and
-    EVENT_TIME is set where there is a time. The shipped dialect has no flags: any is an error.
-    """
-    raise NotImplementedError
+
+def _points(points: tuple[Point, ...], dialect: Dialect) -> bytes:
+    numbers = [number for point in points for number in point]
+    return struct.pack(f"{dialect.order}{len(numbers)}Q", *numbers)
+
+
+def _write_hello(hello: Hello, dialect: Dialect) -> bytes:
+    fields = (hello.version.encode(), hello.cookie, hello.program.encode(), hello.instance.encode())
+    return b"".join(_short(field, dialect) for field in fields)
+
+
+def _write_ok(ok: Ok, dialect: Dialect) -> bytes:
+    if dialect is Dialect.SHIPPED and ok.points:
+        raise BadFrame("an OK with points of reference: the shipped dialect gives them one by one")
+    return struct.pack(f"{dialect.order}I", ok.credits) + _points(ok.points, dialect)
+
+
+def _write_error(error: Error, dialect: Dialect) -> bytes:
+    reason = error.reason.encode(errors="replace")
+    if len(reason) > SHORT_BYTES_MAX:
+        reason = reason[:SHORT_BYTES_MAX].decode(errors="ignore").encode()
+    return _short(reason, dialect)
+
+
+def _write_notify(notify: Notify, dialect: Dialect) -> bytes:
+    stream, ref = (struct.pack(f"{dialect.order}Q", it) for it in (notify.stream, notify.ref))
+    return stream + _short(notify.name, dialect) + ref
+
+
+def _write_notify_ack(answer: NotifyAck, dialect: Dialect) -> bytes:
+    return struct.pack(f"{dialect.order}?QQ", answer.success, answer.stream, answer.ref)
+
+
+def _write_message(message: Message, dialect: Dialect) -> bytes:
+    frames = encode_messages(
+        Messages.of(
+            message.stream,
+            [message.id],
+            [message.payload],
+            flags=message.flags,
+            times=[message.time],
+            keys=[message.key],
+        ),
+        dialect,
+    )
+    return bytes(frames[5:])
+
+
+def _write_ack(ack: Ack, dialect: Dialect) -> bytes:
+    counts = [ack.credits, len(ack.points)] if dialect is Dialect.SHIPPED else [ack.credits]
+    return struct.pack(f"{dialect.order}{len(counts)}I", *counts) + _points(ack.points, dialect)
+
+
+def _write_nack(nack: Nack, dialect: Dialect) -> bytes:
+    return struct.pack(f"{dialect.order}IQQ", nack.credits, nack.stream, nack.ref)
+
+
+def _write_restart(restart: Restart, dialect: Dialect) -> bytes:
+    address = restart.address.encode()
+    return struct.pack(f"{dialect.order}I", len(address)) + address
+
+
+def _write_end(end: EndOfStream, dialect: Dialect) -> bytes:
+    return struct.pack(f"{dialect.order}Q", end.stream)
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def _read_hello(body: Body, dialect: Dialect) -> Greeting:
+    version = body.short("the version of HELLO")
+    return Greeting(version, body.octets(body.left, "HELLO"), dialect)
+
+
+def _read_ok(body: Body, dialect: Dialect) -> Ok:
+    (given,) = body.numbers("I", "OK")
+    if dialect is Dialect.SHIPPED:
+        return Ok(given)
+    return Ok(given, _read_points(body, "OK"))
+
+
+def _read_points(body: Body, what: str) -> tuple[Point, ...]:
+    points = body.points(body.left // 16, what)
+    body.end(what)
+    return points
+
+
+def _read_error(body: Body, dialect: Dialect) -> Error:
+    reason = body.short("the reason of ERROR")
+    body.end("ERROR")
+    return Error(reason.decode(errors="replace"))
+
+
+def _read_notify(body: Body, dialect: Dialect) -> Notify:
+    (stream,) = body.numbers("Q", "the stream id of NOTIFY")
+    name = body.short("the stream name of NOTIFY")
+    (ref,) = body.numbers("Q", "the point of reference of NOTIFY")
+    body.end("NOTIFY")
+    return Notify(stream, name, ref)
+
+
+def _read_notify_ack(body: Body, dialect: Dialect) -> NotifyAck:
+    success, stream, ref = body.numbers("BQQ", "NOTIFY_ACK")
+    body.end("NOTIFY_ACK")
+    if success > 1:
+        raise WireError(UNABLE_TO_DECODE, f"a NOTIFY_ACK with success {success}: it is 0 or 1")
+    return NotifyAck(success == 1, stream, ref)
+
+
+def _read_ack(body: Body, dialect: Dialect) -> Ack:
+    if dialect is not Dialect.SHIPPED:
+        (given,) = body.numbers("I", "ACK")
+        return Ack(given, _read_points(body, "ACK"))
+    given, count = body.numbers("II", "ACK")
+    points = body.points(count, f"the {count} points of reference of ACK")
+    body.end("ACK")
+    return Ack(given, points)
+
+
+def _read_nack(body: Body, dialect: Dialect) -> Nack:
+    given, stream, ref = body.numbers("IQQ", "NACK")
+    body.end("NACK")
+    return Nack(given, stream, ref)
+
+
+def _read_restart(body: Body, dialect: Dialect) -> Restart:
+    if not body.left:
+        return Restart()
+    (size,) = body.numbers("I", "the address of RESTART")
+    address = body.octets(size, "the address of RESTART")
+    body.end("RESTART")
+    return Restart(utf8(address, "the address of RESTART"))
+
+
+def _read_end(body: Body, dialect: Dialect) -> EndOfStream:
+    return EndOfStream(body.numbers("Q", "EOS_MESSAGE")[0])
+
+
+def _read_message(body: Body, dialect: Dialect) -> Any:
+    raise AssertionError("messages are read in runs")
+
+
+class Kind(NamedTuple):
+    """A kind of frame: who sends it, how it is written and read."""
+
+    name: str
+    tag: int
+    senders: tuple[Role, ...]
+    write: Callable[[Any, Dialect], bytes]
+    read: Callable[[Body, Dialect], Any]
+
+
+def _kinds(dialect: Dialect) -> dict[type, Kind]:
+    """All kinds of a dialect; a tag of None means that it has none such."""
+    shipped = dialect is Dialect.SHIPPED
+    connector, worker = (Role.CONNECTOR,), (Role.WORKER,)
+    table: list[tuple[type, str, str | None, int | None, tuple[Role, ...], Any, Any]] = [
+        (Hello, "hello", "H", 0, connector, _write_hello, _read_hello),
+        (Ok, "ok", "O", 1, worker, _write_ok, _read_ok),
+        (Error, "error", "E", 2, connector + worker, _write_error, _read_error),
+        (Notify, "notify", "N", 3, connector, _write_notify, _read_notify),
+        (NotifyAck, "notify_ack", None, 4, worker, _write_notify_ack, _read_notify_ack),
+        (Message, "message", "M", 5, connector, _write_message, _read_message),
+        (Ack, "ack", "A", 6, worker, _write_ack, _read_ack),
+        (Nack, "nack", "!", None, worker, _write_nack, _read_nack),
+        (Restart, "restart", None, 7, worker, _write_restart, _read_restart),
+        (EndOfStream, "eos_message", None, 8, connector, _write_end, _read_end),
+    ]
+    kinds = {}
+    for frame, name, letter, number, senders, write, read in table:
+        tag = number if shipped else ord(letter) if letter else None
+        if tag is not None:
+            kinds[frame] = Kind(name, tag, senders, write, read)
+    return kinds
+
+
+KINDS: Final = {dialect: _kinds(dialect) for dialect in Dialect}
+_BY_TAG: Final = {
+    dialect: {kind.tag: kind for kind in kinds.values()} for dialect, kinds in KINDS.items()
+}
+
+_SNIFFED: Final = 5
+"""A length and a tag: what tells the dialect, and what a frame begins with."""
 
 
 class Decoder:
@@ -324,6 +358,9 @@ class Decoder:
     `get_buffer()`, then `advance(count)`. Both give what became whole. A bad frame gives a
     `WireError` as the last of all, in the list and not raised, so that what came before it is
     not lost; it stays in `error`, and whatever comes later is discarded.
+
+    The buffer starts small and doubles when a read fills it, up to `read_bytes`; only a frame
+    that is larger makes it larger, by as much as has come. What was given never refers to it.
     """
 
     def __init__(
@@ -332,86 +369,162 @@ class Decoder:
         dialect: Dialect | None = None,
         *,
         literal: bool = False,
-        frame_bytes_max: int = 4 * 1024 * 1024,
+        frame_bytes_max: int = limits.WALLAROO_FRAME_BYTES_MAX,
+        read_bytes: int = limits.WALLAROO_READ_BYTES,
     ) -> None:
         """`dialect` None: a worker finds out; `literal` says that `H` means that dialect."""
+        if dialect is None and role is Role.CONNECTOR:
+            raise BadFrame("a connector speaks first, so it has to choose a dialect")
         self.role = role
         self.dialect = dialect
         self.error: WireError | None = None
-
-    def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """Room for the next bytes."""
-        raise NotImplementedError
-
-    def advance(self, count: int) -> list[Received]:
-        """Decode, now that `count` bytes were written to the buffer."""
-        raise NotImplementedError
-
-    def receive(self, data: bytes | bytearray | memoryview) -> list[Received]:
-        """Decode some bytes."""
-        raise NotImplementedError
+        self._spec = Dialect.LITERAL if literal else Dialect.SPEC
+        self._most = frame_bytes_max
+        self._read_bytes = max(read_bytes, limits.WALLAROO_FIRST_READ_BYTES)
+        self._buffer = bytearray(limits.WALLAROO_FIRST_READ_BYTES)
+        self._start = 0
+        self._end = 0
+        self._filled = False
 
     @property
     def pending(self) -> int:
         """Bytes of a frame that is not whole yet."""
-        raise NotImplementedError
+        return self._end - self._start
 
+    @property
+    def held(self) -> int:
+        """Bytes of memory that the buffer takes."""
+        return len(self._buffer)
 
-def utf8(data: bytes, what: str) -> str:
-    """`data` as text; a `WireError` if it is not UTF-8."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
+        """Room for the next bytes."""
+        size = len(self._buffer)
+        pending = self.pending
+        wanted = size
+        if self._filled and size < self._read_bytes:
+            wanted = min(2 * size, self._read_bytes)
+        elif pending == size:
+            wanted = 2 * size
+        elif size > self._read_bytes > 2 * pending:
+            wanted = self._read_bytes
+        self._filled = False
+        if wanted != size:
+            # A new one: this one may not change its size while somebody still looks at it.
+            buffer = bytearray(wanted)
+            buffer[:pending] = memoryview(self._buffer)[self._start : self._end]
+            self._buffer, self._start, self._end = buffer, 0, pending
+        elif self._start and (pending == 0 or size - self._end < size // 2):
+            self._buffer[:pending] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, pending
+        return memoryview(self._buffer)[self._end :]
+
+    def advance(self, count: int) -> list[Received]:
+        """Decode, now that `count` bytes were written to the buffer."""
+        self._end += count
+        self._filled = self._end == len(self._buffer)
+        given, self._start = self._decode(Region(self._buffer, self._end), self._start)
+        if self.error is not None:
+            self._start = self._end = 0
+        return given
+
+    def receive(self, data: bytes | bytearray | memoryview) -> list[Received]:
+        """Decode some bytes."""
+        view = memoryview(data)
+        given: list[Received] = []
+        while len(view) and self.error is None:
+            if not self.pending and len(view) >= len(self._buffer):
+                view = view[self._receive_directly(view, given) :]
+            room = self.get_buffer()
+            count = min(len(room), len(view))
+            room[:count] = view[:count]
+            view = view[count:]
+            given += self.advance(count)
+        return given
+
+    def _receive_directly(self, view: memoryview, given: list[Received]) -> int:
+        """Decode what is whole in much data, without a way through the buffer."""
+        found, at = self._decode(Region(view, min(len(view), limits.WALLAROO_DIRECT_BYTES)), 0)
+        given += found
+        return at
+
+    def _decode(self, region: Region, at: int) -> tuple[list[Received], int]:
+        """What is whole in the region from `at` on, and where the rest begins."""
+        given: list[Received] = []
+        if self.error is not None:
+            return given, region.end
+        try:
+            while region.end - at >= 4:
+                until = self._decode_one(region, at, given)
+                if until == at:
+                    break
+                at = until
+        except WireError as error:
+            self.error = error
+        if self.error is not None:
+            given.append(self.error)
+            return given, region.end
+        return given, at
+
+    def _decode_one(self, region: Region, at: int, given: list[Received]) -> int:
+        """Decode a frame, or a run of messages, and say where it ends; at `at` if not whole."""
+        sniffed = region.end - at >= _SNIFFED
+        if self.dialect is None:
+            if not sniffed:
+                return at
+            self.dialect = self._sniff(region.buffer[at + 4])
+        dialect = self.dialect
+        length: int = struct.unpack_from(f"{dialect.order}I", region.buffer, at)[0]
+        self._check_length(length, self._most)
+        if not sniffed:
+            return at
+        kind = self._kind(region.buffer[at + 4], dialect)
+        if kind.tag == LAYOUTS[dialect].tag:
+            return self._decode_messages(region, at, length, dialect, given)
+        if kind.tag == KINDS[dialect][Hello].tag:
+            self._check_length(length, min(self._most, limits.WALLAROO_HELLO_BYTES_MAX))
+        end = at + 4 + length
+        if end > region.end:
+            return at
+        body = Body(bytes(memoryview(region.buffer)[at + 5 : end]), dialect)
+        given.append(kind.read(body, dialect))
+        return end
+
+    def _decode_messages(
+        self, region: Region, at: int, length: int, dialect: Dialect, given: list[Received]
+    ) -> int:
+        least = LAYOUTS[dialect].least
+        if length < least:
+            raise WireError(
+                UNABLE_TO_DECODE, f"a MESSAGE of {length} bytes: its fields alone take {least}"
+            )
+        if at + 4 + length > region.end:
+            return at
+        end, messages, self.error = read_run(region, at, length, dialect, self._most)
+        if messages is not None:
+            given.append(messages)
+        return region.end if self.error is not None else end
+
+    def _sniff(self, tag: int) -> Dialect:
+        for dialect in (self._spec, Dialect.SHIPPED):
+            if tag == KINDS[dialect][Hello].tag:
+                return dialect
         raise WireError(
-            UNABLE_TO_DECODE, f"{what} is not UTF-8 (byte {error.start} of {len(data)})"
-        ) from None
+            UNABLE_TO_DECODE,
+            f"the first frame has the tag {tag:#04x}: it must be HELLO, 0x48 or 0x00",
+        )
 
-
-def shown(data: bytes, chars_max: int = 64) -> str:
-    """Bytes from a peer as text that is safe to show: short, printable, without line ends."""
-    text = data[:chars_max].decode(errors="replace")
-    text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
-    return text if len(data) <= chars_max else f"{text}..."
-
-
-class _Body:
-    """Reads a frame's body from left to right."""
-
-    __slots__ = ("at", "data", "order")
-
-    def __init__(self, data: bytes, dialect: Dialect) -> None:
-        self.data = data
-        self.at = 0
-        self.order = ">" if dialect is Dialect.SHIPPED else "<"
-
-    def unpack(self, layout: str, what: str) -> tuple[Any, ...]:
-        form = struct.Struct(self.order + layout)
-        if len(self.data) - self.at < form.size:
+    def _kind(self, tag: int, dialect: Dialect) -> Kind:
+        kind = _BY_TAG[dialect].get(tag)
+        if kind is None:
             raise WireError(
-                UNABLE_TO_DECODE,
-                f"{what} takes {form.size} bytes, and the frame has {len(self.data) - self.at} left",
+                UNABLE_TO_DECODE, f"a frame with the tag {tag:#04x}, unknown in {dialect.value}"
             )
-        self.at += form.size
-        return form.unpack_from(self.data, self.at - form.size)
+        if kind.senders == (self.role,):
+            raise WireError(f"Invalid message: {kind.name}", f"only a {self.role.value} sends it")
+        return kind
 
-    def bytes(self, size: int, what: str) -> bytes:
-        if len(self.data) - self.at < size:
-            raise WireError(
-                UNABLE_TO_DECODE,
-                f"{what} has {size} bytes, and the frame has {len(self.data) - self.at} left",
-            )
-        self.at += size
-        return self.data[self.at - size : self.at]
-
-    def short(self, what: str) -> bytes:
-        (size,) = self.unpack("H", what)
-        return self.bytes(size, what)
-
-    def text(self, what: str) -> str:
-        return utf8(self.short(what), what)
-
-    def end(self, what: str) -> None:
-        if self.at < len(self.data):
-            raise WireError(
-                UNABLE_TO_DECODE, f"{len(self.data) - self.at} bytes after the end of {what}"
-            )
+    def _check_length(self, length: int, most: int) -> None:
+        if length == 0:
+            raise WireError(UNABLE_TO_DECODE, "a frame of length 0: its tag alone takes 1")
+        if length > most:
+            raise WireError(FRAME_TOO_LARGE, f"{length} bytes: at most {most}")

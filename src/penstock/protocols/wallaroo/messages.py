@@ -7,6 +7,7 @@ their heads, Arrow their payloads.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -41,6 +42,10 @@ COLUMN_BYTES_MAX: Final = 2**31 - 1
 EQUAL_FRAMES_MIN: Final = 256
 """So many frames of one size are taken as a run of their own, though others follow at once: a run
 costs some microseconds, whatever its length."""
+
+
+EQUAL_FRAMES_LOOK: Final = 32
+"""How many frames are compared first."""
 
 
 class Column(NamedTuple):
@@ -133,10 +138,10 @@ class Messages:
         column = payloads if isinstance(payloads, Column) else Column.of(payloads)
         try:
             found = cls(
-                np.full(count, streams, np.uint64),
+                _numbers(streams, count, np.uint64),
                 np.array(ids, np.uint64),
                 column,
-                np.full(count, flags, np.uint16),
+                _numbers(flags, count, np.uint16),
             )
             if times is not None and any(time is not None for time in times):
                 found = replace(
@@ -209,6 +214,11 @@ class Messages:
         return [Message(*row) for row in zip(*columns, strict=True)]
 
 
+def _numbers(given: Any, count: int, kind: Any) -> Any:
+    """A column of numbers, or of one for all. (`np.full` alone would go by way of floats.)"""
+    return np.full(count, given, kind) if isinstance(given, int) else np.array(given, kind)
+
+
 # -- layouts -----------------------------------------------------------------------------------
 
 
@@ -270,13 +280,14 @@ def read_run(
     step = 4 + length
     count = _equal_frames(region, at, length, layout)
     if count:
-        starts = np.arange(at, at + step * count + 1, step)
+        starts = np.arange(at, at + step * count + 1, step, dtype=np.int32)
     else:
         step = 0
         found = message_starts(
             region.flat(), at, region.end, layout.big, layout.tag, layout.least, most
         )
-        starts = np.array(found, np.int64)
+        # Half the time of `np.array(found)`.
+        starts = np.frombuffer(struct.pack(f"={len(found)}i", *found), np.int32)
     messages, error = _read_columns(region.buffer, starts, step, dialect)
     return int(starts[-1]), messages, error
 
@@ -288,10 +299,12 @@ def _equal_frames(region: Region, at: int, length: int, layout: Layout) -> int:
     """
     step = 4 + length
     most = (region.end - at) // step
+    if most < EQUAL_FRAMES_LOOK:
+        return 0
     order = ">" if layout.big else "<"
     lengths = np.ndarray((most,), f"{order}u4", region.buffer, at, (step,))
     tags = np.ndarray((most,), np.uint8, region.buffer, at + 4, (step,))
-    seen, look = 0, 32
+    seen, look = 0, EQUAL_FRAMES_LOOK
     while seen < most:
         until = min(most, seen + look)
         other = (lengths[seen:until] != length) | (tags[seen:until] != layout.tag)
@@ -303,7 +316,7 @@ def _equal_frames(region: Region, at: int, length: int, layout: Layout) -> int:
 
 
 def _read_columns(
-    buffer: Any, starts: I64s, step: int, dialect: Dialect
+    buffer: Any, starts: I32s, step: int, dialect: Dialect
 ) -> tuple[Messages | None, WireError | None]:
     """The columns of frames that follow each other; `step` is their size if all have one.
 
@@ -311,26 +324,25 @@ def _read_columns(
     """
     layout = LAYOUTS[dialect]
     heads = _heads(buffer, starts, step, layout)
-    begins, ends = starts[:-1] + layout.head.itemsize, starts[1:]
+    begins = starts[:-1] + np.int32(layout.head.itemsize)
     if dialect is Dialect.SHIPPED:
-        error_at, error = _judge_keys(heads, ends - begins)
+        bad, error = _judge_keys(heads, starts[1:] - begins)
     else:
-        error_at, error = _judge_flags(buffer, heads, begins, ends)
+        bad, error = _judge_flags(buffer, heads, begins, starts[1:])
     if error is not None:
-        if error_at == 0:
-            return None, error
-        return _read_columns(buffer, starts[: error_at + 1], step, dialect)[0], error
+        good = starts[: bad + 1]
+        return _read_columns(buffer, good, step, dialect)[0] if bad else None, error
     ids = heads["id"].astype(np.uint64)
     if dialect is Dialect.LITERAL:
         streams = np.zeros(len(ids), np.uint64)
     else:
         streams = heads["stream"].astype(np.uint64)
     if dialect is Dialect.SHIPPED:
-        return _shipped(buffer, heads, streams, ids, begins, ends, step), None
-    return _spec(buffer, heads, streams, ids, begins, ends, step), None
+        return _shipped(buffer, heads, streams, ids, starts, begins, step), None
+    return _spec(buffer, heads, streams, ids, starts, begins, step), None
 
 
-def _heads(buffer: Any, starts: I64s, step: int, layout: Layout) -> Any:
+def _heads(buffer: Any, starts: I32s, step: int, layout: Layout) -> Any:
     """The heads of all frames: a view if the frames are of one size, else gathered."""
     if step:
         return np.ndarray((len(starts) - 1,), layout.head, buffer, int(starts[0]), (step,))
@@ -341,7 +353,7 @@ def _heads(buffer: Any, starts: I64s, step: int, layout: Layout) -> Any:
 
 
 def _spec(
-    buffer: Any, heads: Any, streams: U64s, ids: U64s, begins: I64s, ends: I64s, step: int
+    buffer: Any, heads: Any, streams: U64s, ids: U64s, starts: I32s, begins: I32s, step: int
 ) -> Messages:
     flags = heads["flags"].astype(np.uint16)
     times: I64s | None = None
@@ -349,27 +361,27 @@ def _spec(
     if timed is not None and timed.any():
         times = np.zeros(len(ids), np.int64)
         times[timed] = _times(buffer, begins[timed]).astype(np.int64)
-        begins = begins + 8 * timed
+        begins = begins + timed * np.int32(8)
     else:
         timed = None
-    payloads = _pieces(buffer, begins, ends, step)
+    payloads = _without_heads(buffer, starts, begins, step)
     return Messages(streams, ids, payloads, flags, times, timed)
 
 
 def _shipped(
-    buffer: Any, heads: Any, streams: U64s, ids: U64s, begins: I64s, ends: I64s, step: int
+    buffer: Any, heads: Any, streams: U64s, ids: U64s, starts: I32s, begins: I32s, step: int
 ) -> Messages:
     given = heads["time"].astype(np.int64)
     times: I64s | None = given if given.any() else None
     timed: Bools | None = None if times is None else given != 0
-    sizes = heads["key"].astype(np.int64)
+    sizes = heads["key"].astype(np.int32)
     keys: Column | None = None
     if sizes.any():
         keys = _pieces(buffer, begins, begins + sizes, step)
         if not sizes.all():
             keys = keys._replace(validity=_bits(sizes > 0))
         begins = begins + sizes
-    payloads = _pieces(buffer, begins, ends, step)
+    payloads = _without_heads(buffer, starts, begins, step)
     return Messages(streams, ids, payloads, np.zeros(len(ids), np.uint16), times, timed, keys)
 
 
@@ -379,14 +391,14 @@ def _timed(flags: U16s) -> Bools:
     return timed
 
 
-def _times(buffer: Any, begins: I64s) -> U64s:
+def _times(buffer: Any, begins: I32s) -> U64s:
     """The event times that stand at `begins`, as the unsigned numbers they are."""
     windows = np.ndarray((int(begins[-1]) + 1,), "<u8", buffer, 0, (1,))
     times: U64s = windows[begins]
     return times
 
 
-def _judge_flags(buffer: Any, heads: Any, begins: I64s, ends: I64s) -> tuple[int, WireError | None]:
+def _judge_flags(buffer: Any, heads: Any, begins: I32s, ends: I32s) -> tuple[int, WireError | None]:
     """Find the first frame whose body is not what its flags say."""
     flags = heads["flags"]
     if not flags.any():
@@ -413,7 +425,7 @@ def _judge_flags(buffer: Any, heads: Any, begins: I64s, ends: I64s) -> tuple[int
     return at, WireError(UNABLE_TO_DECODE, detail)
 
 
-def _judge_keys(heads: Any, room: I64s) -> tuple[int, WireError | None]:
+def _judge_keys(heads: Any, room: I32s) -> tuple[int, WireError | None]:
     """Find the first frame that is shorter than its key."""
     sizes = heads["key"]
     bad = sizes > room
@@ -426,26 +438,42 @@ def _judge_keys(heads: Any, room: I64s) -> tuple[int, WireError | None]:
     )
 
 
-def _pieces(buffer: Any, begins: I64s, ends: I64s, step: int) -> Column:
+def _pieces(buffer: Any, begins: I32s, ends: I32s, step: int) -> Column:
     """Pieces of the buffer, in order and apart from each other, as a column of their own."""
     count = len(begins)
-    size = int(ends[0] - begins[0])
-    if step and bool((ends - begins == size).all()):
-        if size == 0:
+    if step:
+        size = int(ends[0] - begins[0])
+        if size == 0 and not (ends - begins).any():
             return Column(np.zeros(count + 1, np.int32), b"")
-        rows = np.ndarray((count, size), np.uint8, buffer, int(begins[0]), (step, 1))
-        data = np.ascontiguousarray(rows).reshape(-1)
-        return Column(np.arange(0, size * count + 1, size, dtype=np.int32), data.data)
+        if (ends - begins == size).all():
+            rows = np.ndarray((count, size), np.uint8, buffer, int(begins[0]), (step, 1))
+            data = rows.copy().reshape(-1).data
+            return Column(np.arange(0, size * count + 1, size, dtype=np.int32), data)
     # What lies between two pieces is a row too, for the filter to drop.
     offsets = np.empty(2 * count, np.int32)
     offsets[0::2] = begins
     offsets[1::2] = ends
-    rows = pa.Array.from_buffers(
-        pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)]
-    )
+    rows = _rows(offsets, buffer)
     every_other = pa.py_buffer(b"\x55" * (count // 4 + 1))
     mask = pa.Array.from_buffers(pa.bool_(), 2 * count - 1, [None, every_other])
     return _column(rows.filter(mask))
+
+
+def _without_heads(buffer: Any, starts: I32s, begins: I32s, step: int) -> Column:
+    """What each frame has after its head: `_pieces`, and twice as fast if all heads are equal."""
+    head = int(begins[0] - starts[0])
+    if step or (begins - starts[:-1] != head).any():
+        return _pieces(buffer, begins, starts[1:], step)
+    cut = pc.SliceOptions(head, COLUMN_BYTES_MAX)
+    return _column(_SLICE.call([_rows(starts, buffer)], cut))
+
+
+_SLICE: Final = pc.get_function("binary_slice")
+
+
+def _rows(offsets: I32s, data: Any) -> pa.Array:
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
 def _column(array: pa.Array) -> Column:

@@ -117,7 +117,7 @@ def fuzz_wallaroo(data: bytes) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 64 * len(data) + 256 * 1024, f"{peak} bytes of memory for {len(data)}"
+    assert peak < 32 * len(data) + 256 * 1024, f"{peak} bytes of memory for {len(data)}"
     parts = wallaroo.Decoder(role, dialect)
     given = [each for at in range(0, len(data), 7) for each in parts.receive(data[at : at + 7])]
     assert _wallaroo_frames(given) == whole

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import limits
-from penstock.errors import BadBatch, LocalError, RemoteError
+from penstock.errors import BadBatch, BadSetting, LocalError, RemoteError
 from penstock.log.batch import Batch, BinaryColumn
 from penstock.protocols.wallaroo import wire
 from penstock.protocols.wallaroo.wire import (
@@ -19,7 +19,6 @@ from penstock.protocols.wallaroo.wire import (
     EVENT_TIME,
     U64_MAX,
     Ack,
-    BadFrame,
     Column,
     Decoder,
     Dialect,
@@ -124,8 +123,14 @@ def test_any_other_first_frame_is_refused(tag: int) -> None:
 
 
 def test_a_connector_has_to_choose_a_dialect() -> None:
-    with pytest.raises(BadFrame, match="choose a dialect"):
+    with pytest.raises(BadSetting, match="choose a dialect"):
         Decoder(CONNECTOR)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2**30])
+def test_a_limit_out_of_range_is_refused(limit: int) -> None:
+    with pytest.raises(BadSetting, match="from 1 to"):
+        Decoder(WORKER, frame_bytes_max=limit)
 
 
 @DIALECTS
@@ -591,6 +596,14 @@ def test_columns_hold_what_a_simple_decoder_gives(dialect: Dialect, bad: float, 
             found += decoder.receive(data[at : at + size])
             at += size
         assert flat(found) == expected
+
+
+def test_much_data_at_once_is_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = random_frames(random.Random(1), SPEC, 0.0)
+    expected = seen_by_reference(data, SPEC)
+    decoder = Decoder(WORKER, SPEC)
+    monkeypatch.setattr(limits, "WALLAROO_DIRECT_BYTES", 10_001)
+    assert flat(decoder.receive(data)) == expected
 
 
 @DIALECTS

@@ -49,6 +49,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock import limits
+from penstock.errors import BadSetting
 from penstock.protocols.wallaroo.frames import (
     BOUNDARY,
     EOS,
@@ -374,7 +375,12 @@ class Decoder:
     ) -> None:
         """`dialect` None: a worker finds out; `literal` says that `H` means that dialect."""
         if dialect is None and role is Role.CONNECTOR:
-            raise BadFrame("a connector speaks first, so it has to choose a dialect")
+            raise BadSetting("a connector speaks first, so it has to choose a dialect")
+        if not 0 < frame_bytes_max <= limits.WALLAROO_DIRECT_BYTES:
+            raise BadSetting(
+                f"frames of at most {frame_bytes_max} bytes: "
+                f"the limit must be from 1 to {limits.WALLAROO_DIRECT_BYTES}"
+            )
         self.role = role
         self.dialect = dialect
         self.error: WireError | None = None

@@ -242,6 +242,43 @@ WALLAROO_FIRST_READ_BYTES: Final = 4 * KIB
 WALLAROO_DIRECT_BYTES: Final = 64 * MIB
 """What is decoded at once of data handed over: offsets within it have 31 bits."""
 
+WALLAROO_WINDOW_BYTES: Final = 12 * MIB
+"""What all connectors together may have on its way to the disk: three commits of a fast disk."""
+
+WALLAROO_CREDITS_MAX: Final = 32_768
+"""Of one session: at three million messages a second that is 11 ms of them."""
+
+WALLAROO_CREDITS_MIN: Final = 16
+"""However large its messages are, a session keeps so many credits."""
+
+WALLAROO_FIRST_CREDITS: Final = 1_000
+"""Before the first message shows how large they are."""
+
+WALLAROO_SHIPPED_CREDITS: Final = 200
+"""The same for shipped connectors, which stand still when they have fewer than streams."""
+
+WALLAROO_SHIPPED_WINDOW_BYTES: Final = 1_000_000
+"""Shipped connectors lose data when the kernel takes only a part of what they send: 1.4 MB on the
+way were measured to be safe, 4 MB not."""
+
+WALLAROO_STREAMS_MAX: Final = 10_000
+"""Of one session."""
+
+WALLAROO_MARKS_MAX: Final = 256
+"""Messages of one stream that wait for a group are remembered at so many places."""
+
+WALLAROO_CONNECTIONS_MAX: Final = 2_000
+WALLAROO_HELLO_S_MAX: Final = 10.0
+WALLAROO_FRAME_S_MAX: Final = 60.0
+"""How long one frame may take to arrive."""
+
+WALLAROO_WRITE_BYTES_MAX: Final = 256 * KIB
+WALLAROO_WRITE_S_MAX: Final = 30.0
+"""A connector that does not take what it is sent is cut off after this time."""
+
+WALLAROO_NOTES_MAX: Final = 50_000
+"""Streams of connectors that are remembered: half of all notes."""
+
 # -- groups ------------------------------------------------------------------------------------
 
 GROUP_STALE_DEFAULT_S: Final = 7 * 24 * 3600.0

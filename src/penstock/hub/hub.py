@@ -102,6 +102,8 @@ class Hub:
         """
         from penstock.flight.door import FlightDoor
         from penstock.hub.http import HttpDoor
+        from penstock.protocols.wallaroo.door import WallarooDoor
+        from penstock.protocols.wallaroo.door import check as check_wallaroo
 
         log = await asyncio.to_thread(open_log, config.hub.data, config.log, clock=clock)
         try:
@@ -116,6 +118,9 @@ class Hub:
                 doors = (FlightDoor, *doors)
             for listen in listens:
                 check_exposure(config, hub.users, listen)
+            if config.wallaroo.listen is not None:
+                check_wallaroo(hub)
+                doors = (WallarooDoor, *doors)
             hub.users.required = any(is_exposed(config, listen) for listen in listens)
             http = HttpDoor(hub)
             hub.doors.append(http)

@@ -279,6 +279,36 @@ WALLAROO_WRITE_S_MAX: Final = 30.0
 WALLAROO_NOTES_MAX: Final = 50_000
 """Streams of connectors that are remembered: half of all notes."""
 
+# -- Wallaroo connectors -----------------------------------------------------------------------
+
+WALLAROO_TURN_BYTES: Final = 256 * KIB
+WALLAROO_TURN_MESSAGES: Final = 512
+"""What one stream sends before it is the next one's turn, or its share of the credits: fewer at a
+time cost more, as a run of frames takes some 50 microseconds to write, whatever its length."""
+
+WALLAROO_GATHER_MESSAGES: Final = 1_000
+WALLAROO_GATHER_BYTES: Final = 256 * KIB
+"""Messages a source yields one by one are held until so many can be sent as a run."""
+
+WALLAROO_CHUNKS_MAX: Final = 2
+"""Chunks of a source that are held: one that is being sent, and the next."""
+
+WALLAROO_NACKS_MAX: Final = 10_000
+"""NACKs that wait for credits to be answered; a worker that sends more is not served."""
+
+WALLAROO_CONNECT_S_MAX: Final = 10.0
+"""How long a worker may take to accept a connection, and then to say OK."""
+
+WALLAROO_RETRY_S_MIN: Final = 0.1
+WALLAROO_RETRY_S_MAX: Final = 30.0
+"""Pauses between attempts to connect: doubled each time, and shortened by chance up to a half."""
+
+WALLAROO_ERRORS_MAX: Final = 3
+"""So many times in a row a worker may answer with ERROR before a connector gives up."""
+
+WALLAROO_STOP_S: Final = 10.0
+"""How long a connector that is stopped waits for acks of what it has sent."""
+
 # -- groups ------------------------------------------------------------------------------------
 
 GROUP_STALE_DEFAULT_S: Final = 7 * 24 * 3600.0

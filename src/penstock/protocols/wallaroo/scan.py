@@ -1,7 +1,7 @@
 """Finds where MESSAGE frames begin, each by the length of the one before: the per-frame work.
 
 This module is compiled by mypyc where a C compiler is at hand. All else about messages is done a
-column at a time, in `messages.py`.
+column at a time, in `runs.py`.
 """
 
 from __future__ import annotations

@@ -88,10 +88,9 @@ from penstock.protocols.wallaroo.messages import (
     LAYOUTS,
     Column,
     Messages,
-    Region,
     encode_messages,
-    read_run,
 )
+from penstock.protocols.wallaroo.runs import Region, read_run
 
 __all__ = [
     "BOUNDARY",

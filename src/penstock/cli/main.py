@@ -23,6 +23,7 @@ from penstock.cli import (
     tail,
     user,
     verify,
+    wallaroo,
     write,
 )
 from penstock.cli import version as version_command
@@ -74,6 +75,7 @@ pipeline.app.command()(pipeline_sql.run)
 app.add_typer(pipeline.app, name="pipeline")
 app.command()(shell.shell)
 app.add_typer(user.app, name="user")
+app.add_typer(wallaroo.app, name="wallaroo")
 app.command()(verify.verify)
 app.command()(doctor.doctor)
 app.command()(jars.jars)

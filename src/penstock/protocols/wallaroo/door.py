@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import numpy as np
@@ -40,7 +40,7 @@ from penstock.hub.users import EVERYBODY, User, require
 from penstock.log import Batch, BinaryColumn
 from penstock.protocols.names import Template, escape
 from penstock.protocols.wallaroo import points
-from penstock.protocols.wallaroo.points import Entry
+from penstock.protocols.wallaroo.points import Book, Entry
 from penstock.protocols.wallaroo.wire import Decoder, Dialect, Notify, Role, encode
 from penstock.protocols.wallaroo.worker import (
     Close,
@@ -77,6 +77,7 @@ _OLDER_S_MAX: Final = 1.0
 _ERROR_S_MAX: Final = 2.0
 """How long a peer has to read why it was refused."""
 
+_REWIND_S_MAX: Final = 30.0
 _BUG: Final = "this is a bug in Penstock; its log has the details"
 _PER_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
@@ -117,7 +118,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- asyncio -----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
         self._transport = transport
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
@@ -450,10 +451,10 @@ class WallarooDoor(Door):
         """Where bytes go that nobody will read."""
         self.loop: asyncio.AbstractEventLoop
         self._template = Template(self.settings.streams, _FIELDS, needed=["stream"])
-        self._connections: dict[int, Connection] = {}
-        self._by_producer: dict[str, set[Connection]] = {}
+        self.by_number: dict[int, Connection] = {}
+        self.by_producer: dict[str, set[Connection]] = {}
         """Also those that are gone, until all they sent is on disk."""
-        self._book = Book()
+        self.book = Book()
         self._finished: deque[tuple[Connection, Taken, Receipt]] = deque()
         self._woken = False
         self._notes: dict[str, Entry] = {}
@@ -472,7 +473,7 @@ class WallarooDoor(Door):
 
     @property
     def connections(self) -> int:
-        return len(self._connections)
+        return len(self.by_number)
 
     # -- listening ---------------------------------------------------------------------------------
 
@@ -480,7 +481,8 @@ class WallarooDoor(Door):
         assert self.settings.listen is not None
         host, port = split_address(self.settings.listen)
         self.loop = asyncio.get_running_loop()
-        self._book.load(self.log.notes(_OWNER))
+        for name in self.book.load(self.log.notes(_OWNER)):
+            logger.error("a note cannot be read", name=name)
         context = self._hub.ssl_context()
         try:
             self._server = await self.loop.create_server(
@@ -507,37 +509,37 @@ class WallarooDoor(Door):
         self._stopping = True
         if self._server is not None:
             self._server.close()
-        for each in self._connections.values():
+        for each in self.by_number.values():
             each.pause()
         deadline = time.monotonic() + seconds
         while not all(each.session.is_settled for each in self._all()):
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(0.01)
-        for each in list(self._connections.values()):
+        for each in list(self.by_number.values()):
             each.ack()
             each.close()
         await asyncio.sleep(0)
-        while self._connections and time.monotonic() < min(deadline, time.monotonic() + 1.0):
+        while self.by_number and time.monotonic() < min(deadline, time.monotonic() + 1.0):
             await asyncio.sleep(0.01)
-            for each in list(self._connections.values()):
+            for each in list(self.by_number.values()):
                 each.cut()
         for task in self._ticking:
             task.cancel()
 
     def _all(self) -> list[Connection]:
-        return [each for every in self._by_producer.values() for each in every]
+        return [each for every in self.by_producer.values() for each in every]
 
     def admit(self, connection: Connection) -> bool:
         """Whether there is room for one more."""
-        if self._stopping or len(self._connections) >= self.settings.connections_max:
+        if self._stopping or len(self.by_number) >= self.settings.connections_max:
             return False
-        self._connections[connection.number] = connection
+        self.by_number[connection.number] = connection
         return True
 
     def left(self, connection: Connection) -> None:
         """A connection is gone."""
-        self._connections.pop(connection.number, None)
+        self.by_number.pop(connection.number, None)
         self._count(connection)
         self._forget(connection)
 
@@ -545,15 +547,15 @@ class WallarooDoor(Door):
         """Forget one that is gone, once all that it sent is on disk."""
         if not connection.is_lost or not connection.session.is_settled:
             return
-        found = self._by_producer.get(connection.producer)
+        found = self.by_producer.get(connection.producer)
         if found is None or connection not in found:
             return
         found.discard(connection)
         if not found:
-            del self._by_producer[connection.producer]
+            del self.by_producer[connection.producer]
         if self.processed and connection.session.dialect is Dialect.SHIPPED:
             for stream, marks in connection.session.leave():
-                self._book.marks[connection.producer, stream] = marks
+                self.book.marks[connection.producer, stream] = marks
 
     def reject(self, code: str) -> None:
         self._hub.metrics.rejected(self.name, code)
@@ -571,7 +573,7 @@ class WallarooDoor(Door):
             await asyncio.sleep(_TICK_S)
             ticks += 1
             now = time.monotonic()
-            every = list(self._connections.values())
+            every = list(self.by_number.values())
             if ticks % 4 == 0:
                 self._active = max(1, sum(each.was_active for each in every))
             window = self.window_bytes()
@@ -620,7 +622,7 @@ class WallarooDoor(Door):
         assert group is not None
         while True:
             await asyncio.sleep(_PROCESSED_S)
-            for each in list(self._connections.values()):
+            for each in list(self.by_number.values()):
                 positions = {}
                 for stream, target in each.session.waiting():
                     with contextlib.suppress(PenstockError):  # deleted meanwhile
@@ -633,7 +635,7 @@ class WallarooDoor(Door):
 
     def remember(self, connection: Connection, notes: tuple[Note, ...], taken: Taken) -> None:
         """Make notes; those of all connections go to the disk together."""
-        entries = self._book.of(connection.producer)
+        entries = self.book.of(connection.producer)
         for note in notes:
             entry = entries.get(note.stream)
             if entry is not None:
@@ -674,9 +676,9 @@ class WallarooDoor(Door):
         if encoded:
             await self._hub.run(self.log.put_notes, _OWNER, encoded)
         for name in forget:
-            self._book.drop(name)
+            self.book.drop(name)
         for name, entry in notes.items():
-            self._book.put(name, entry)
+            self.book.put(name, entry)
 
     # -- handshake ---------------------------------------------------------------------------------
 
@@ -690,15 +692,19 @@ class WallarooDoor(Door):
                 f"most {limits.PRODUCER_NAME_BYTES_MAX}; use shorter names"
             )
         connection.producer = producer
-        self._by_producer.setdefault(producer, set()).add(connection)
+        self.by_producer.setdefault(producer, set()).add(connection)
         await self._older_are_quiet(connection)
         found = []
         if connection.session.dialect is not Dialect.SHIPPED:
-            for stream, entry in self._book.of(producer).items():
-                point = entry.point(self._last_id(producer, entry), processed=self.processed)
+            for stream, entry in self.book.of(producer).items():
+                point = self.point_of(producer, entry)
                 if point:
                     found.append((stream, point))
         connection.do(connection.session.welcome(tuple(found[: limits.WALLAROO_STREAMS_MAX])))
+
+    def point_of(self, producer: str, entry: Entry) -> int | None:
+        """Where a stream goes on."""
+        return entry.point(self._last_id(producer, entry), processed=self.processed)
 
     def _last_id(self, producer: str, entry: Entry) -> int | None:
         with contextlib.suppress(PenstockError):  # it was deleted
@@ -715,7 +721,7 @@ class WallarooDoor(Door):
         while True:
             older = [
                 each
-                for each in self._by_producer.get(connection.producer, ())
+                for each in self.by_producer.get(connection.producer, ())
                 if each.number < connection.number and not each.is_quiet
             ]
             if all(not each.is_lost for each in older) and (
@@ -768,22 +774,22 @@ class WallarooDoor(Door):
         )
         require(self._user(), "write", stream)
         self._check_free(connection, asked.stream)
-        other = self._book.id_of(producer, stream)
+        other = self.book.id_of(producer, stream)
         if other is not None and other != asked.stream:
             self._check_free(connection, other, own=True)
             forget.append(points.note_name(producer, other))
         partitions = await self._find_stream(stream)
         name = points.note_name(producer, asked.stream)
-        entry = notes.get(name) or self._book.of(producer).get(asked.stream)
+        entry = notes.get(name) or self.book.of(producer).get(asked.stream)
         escaped = escape(asked.name.encode())
         if entry is None or entry.stream != stream or entry.partition >= partitions:
-            if self._book.count >= limits.WALLAROO_NOTES_MAX:
-                raise BadSetting(f"{self._book.count} streams are remembered: no more fit")
+            if self.book.count >= limits.WALLAROO_NOTES_MAX:
+                raise BadSetting(f"{self.book.count} streams are remembered: no more fit")
             partition = points.partition_of(producer, asked.stream, partitions)
             entry = Entry(escaped, stream, partition)
         last_id = self.log.last_id(producer, stream, entry.partition)
         current = entry.brought_up(last_id, processed=self.processed)
-        if current != self._book.of(producer).get(asked.stream):
+        if current != self.book.of(producer).get(asked.stream):
             notes[name] = current
         if self.processed:
             assert self.settings.group is not None
@@ -793,7 +799,7 @@ class WallarooDoor(Door):
     def _known(self, producer: str, stream: int, entry: Entry, last_id: int | None) -> Known:
         ref = entry.point(last_id, processed=self.processed)
         rewound = entry.is_rewound(last_id)
-        marks: tuple[Mark, ...] = self._book.marks.pop((producer, stream), ())
+        marks: tuple[Mark, ...] = self.book.marks.pop((producer, stream), ())
         if not self.processed or rewound:
             marks = ()
         elif not marks and last_id is not None and last_id != ref:
@@ -827,7 +833,7 @@ class WallarooDoor(Door):
     def _check_free(self, connection: Connection, stream: int, *, own: bool = False) -> None:
         """Refuse a stream that another connection has open; the specification allows that."""
         shipped = connection.session.dialect is Dialect.SHIPPED
-        for each in self._by_producer.get(connection.producer, ()):
+        for each in self.by_producer.get(connection.producer, ()):
             if each.is_lost or each is connection:
                 if not (own and each is connection and each.session.is_open(stream)):
                     continue
@@ -847,6 +853,45 @@ class WallarooDoor(Door):
             if user.name == name:
                 return user
         raise Forbidden(f"connectors act as user {name!r} (wallaroo.user), and there is none such")
+
+    # -- what operators do -------------------------------------------------------------------------
+
+    async def rewind(self, producer: str, stream: int, ref: int | None) -> Entry:
+        """Have a stream sent again from after `ref` on, by this or the next session.
+
+        The specification's connectors are told so with a NACK. Shipped ones know none: their
+        connection is cut, and they hear it when they come back.
+        """
+        async with self._changing:
+            entry = self.book.of(producer).get(stream)
+            if entry is None:
+                raise UnknownStream(
+                    f"no connector {' '.join(points.names_of(producer))!r:.100} has a stream "
+                    f"{stream}: see `penstock wallaroo streams`"
+                )
+            waits = []
+            for each in list(self.by_producer.get(producer, ())):
+                waits.append((each, each.session.taken_count))
+                if not each.is_lost and each.session.may_nack(stream):
+                    each.do(each.session.nack(stream, ref))
+                    each.flush()
+                elif not each.is_lost and each.session.is_open(stream):
+                    each.cut()
+            deadline = time.monotonic() + _REWIND_S_MAX
+            while any(each.session.settled_count < count for each, count in waits):
+                if time.monotonic() > deadline:
+                    raise LogBusy("what the connector sent is not on disk yet: try again")
+                await asyncio.sleep(0.005)
+            self.book.marks.pop((producer, stream), None)
+            rewound = msgspec.structs.replace(
+                entry,
+                kind="processed" if self.processed else "noted",
+                ref=ref,
+                over=self._last_id(producer, entry),
+                rewound=True,
+            )
+            await self._put_notes({points.note_name(producer, stream): rewound})
+            return rewound
 
     # -- times -------------------------------------------------------------------------------------
 
@@ -869,62 +914,6 @@ class _InUse(PenstockError):
     """Somebody else has the stream: it may be free later."""
 
     code = "wallaroo-stream-in-use"
-
-
-class Book:
-    """What is remembered of all connectors' streams, as it is on disk."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.marks: dict[tuple[str, int], tuple[Mark, ...]] = {}
-        """Of connectors that are gone: what was stored and waits for a group."""
-        self._entries: dict[str, dict[int, Entry]] = {}
-        self._ids: dict[tuple[str, str], int] = {}
-
-    def load(self, notes: dict[str, bytes]) -> None:
-        """Begin with what was noted."""
-        for name, note in notes.items():
-            entry = points.decode_entry(note)
-            if entry is None or points.split_note_name(name) is None:
-                logger.error("a note cannot be read", name=name)
-            else:
-                self.put(name, entry)
-
-    def of(self, producer: str) -> dict[int, Entry]:
-        """A connector's streams, by id."""
-        return self._entries.get(producer, {})
-
-    def all(self) -> list[tuple[str, int, Entry]]:
-        """Producer, stream id and entry of all."""
-        return [
-            (producer, stream, entry)
-            for producer, entries in sorted(self._entries.items())
-            for stream, entry in sorted(entries.items())
-        ]
-
-    def id_of(self, producer: str, stream: str) -> int | None:
-        """Under which id a connector had a stream of the log's."""
-        return self._ids.get((producer, stream))
-
-    def put(self, name: str, entry: Entry) -> None:
-        self.drop(name)
-        found = points.split_note_name(name)
-        assert found is not None
-        producer, stream = found
-        self._entries.setdefault(producer, {})[stream] = entry
-        self._ids[producer, entry.stream] = stream
-        self.count += 1
-
-    def drop(self, name: str) -> None:
-        found = points.split_note_name(name)
-        if found is None:
-            return
-        producer, stream = found
-        entry = self._entries.get(producer, {}).pop(stream, None)
-        if entry is not None:
-            self.count -= 1
-            if self._ids.get((producer, entry.stream)) == stream:
-                del self._ids[producer, entry.stream]
 
 
 def rules_of(settings: WallarooSettings) -> Rules:

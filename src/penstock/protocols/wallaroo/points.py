@@ -12,11 +12,13 @@ records. What is no record needs a note beside the log.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
 
 from penstock.protocols.names import escape, unescape
+from penstock.protocols.wallaroo.streams import Mark
 
 Kind = Literal["stored", "noted", "processed"]
 _SEPARATOR: Final = "/"
@@ -105,3 +107,61 @@ def decode_entry(note: bytes) -> Entry | None:
         return msgspec.json.decode(note, type=Entry)
     except msgspec.MsgspecError:
         return None
+
+
+class Book:
+    """What is remembered of all connectors' streams, as it is on disk."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.marks: dict[tuple[str, int], tuple[Mark, ...]] = {}
+        """Of connectors that are gone: what was stored and waits for a group."""
+        self._entries: dict[str, dict[int, Entry]] = {}
+        self._ids: dict[tuple[str, str], int] = {}
+
+    def load(self, notes: Mapping[str, bytes]) -> list[str]:
+        """Begin with what was noted; returns the names of notes that are none."""
+        unreadable = []
+        for name, note in notes.items():
+            entry = decode_entry(note)
+            if entry is None or split_note_name(name) is None:
+                unreadable.append(name)
+            else:
+                self.put(name, entry)
+        return unreadable
+
+    def of(self, producer: str) -> dict[int, Entry]:
+        """A connector's streams, by id."""
+        return self._entries.get(producer, {})
+
+    def all(self) -> list[tuple[str, int, Entry]]:
+        """Producer, stream id and entry of all."""
+        return [
+            (producer, stream, entry)
+            for producer, entries in sorted(self._entries.items())
+            for stream, entry in sorted(entries.items())
+        ]
+
+    def id_of(self, producer: str, stream: str) -> int | None:
+        """Under which id a connector had a stream of the log's."""
+        return self._ids.get((producer, stream))
+
+    def put(self, name: str, entry: Entry) -> None:
+        self.drop(name)
+        found = split_note_name(name)
+        assert found is not None
+        producer, stream = found
+        self._entries.setdefault(producer, {})[stream] = entry
+        self._ids[producer, entry.stream] = stream
+        self.count += 1
+
+    def drop(self, name: str) -> None:
+        found = split_note_name(name)
+        if found is None:
+            return
+        producer, stream = found
+        entry = self._entries.get(producer, {}).pop(stream, None)
+        if entry is not None:
+            self.count -= 1
+            if self._ids.get((producer, entry.stream)) == stream:
+                del self._ids[producer, entry.stream]

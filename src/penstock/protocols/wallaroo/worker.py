@@ -118,6 +118,9 @@ class Session:
         """Whether a NOTIFY was refused since the last ACK: the next one has it tried again."""
         self._table = Table()
         self._taker = self._new_taker()
+        self.taken_count = 0
+        """How many times something was taken, and how many of these are settled: in order."""
+        self.settled_count = 0
         self._taken: deque[Taken] = deque()
         self._introducing = 0
         self._notified: list[int] = []
@@ -369,6 +372,7 @@ class Session:
 
     def _enqueue(self, taken: Taken) -> None:
         self._taken.append(taken)
+        self.taken_count += 1
         self.credits.taken += taken.count
         if not taken.waits:
             self._settle()
@@ -402,6 +406,7 @@ class Session:
         processed = self.rules.ack == "processed"
         while self._taken and not self._taken[0].waits:
             taken = self._taken.popleft()
+            self.settled_count += 1
             self.credits.taken -= taken.count
             if processed:
                 self._settle_processed(taken)

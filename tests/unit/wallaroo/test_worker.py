@@ -221,7 +221,7 @@ def stream_in(state: StreamState, dialect: Dialect) -> Talk:
 def test_messages_in_every_state_of_a_stream(
     state: StreamState, message: str, last_message: str, end_of_stream: str | None
 ) -> None:
-    cases = [
+    cases: list[tuple[Dialect, Any, str]] = [
         (SPEC, Message(7, 5, b"x"), message),
         (SPEC, Message(7, 5, b"x", EOS), last_message),
         (SPEC, Message(7, 5, b"", EOS | BOUNDARY), last_message),
@@ -696,6 +696,14 @@ def test_few_messages_do_not_open_the_window_wide() -> None:
     talk = Talk(SHIPPED).hello().open(7)
     talk.receive(Message(7, 1, b""))
     assert talk.session.credits.window == 200
+
+
+def test_the_end_of_a_shipped_stream_takes_a_credit_that_comes_back() -> None:
+    """The shipped worker counts it, the shipped connector does not: so nobody runs dry."""
+    talk = Talk(SHIPPED, Rules(credits_max=4)).hello().open(7)
+    talk.receive(EndOfStream(7))
+    assert credits_of(talk) == (2, 0)
+    assert talk.settle() == [Ack(2)]
 
 
 def test_held_credits_do_not_come_back_until_they_are_let_go() -> None:

@@ -1,8 +1,8 @@
 """Credits: how much a connector may send.
 
-A NOTIFY and a MESSAGE take one each. They come back when the messages are on disk, and those of
-ignored and repeated messages come back too: what the connector has, what is on its way to the
-disk and what is about to be given back always add up to the window.
+A NOTIFY, a MESSAGE and a shipped EOS take one each. They come back when the messages are on disk,
+and those of ignored and repeated messages come back too: what the connector has, what is on its
+way to the disk and what is about to be given back always add up to the window.
 """
 
 from __future__ import annotations

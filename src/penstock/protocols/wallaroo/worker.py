@@ -351,6 +351,7 @@ class Session:
         stream, state = self._find(item.stream)
         if stream is None or STREAMS[self.dialect][state]["eos"] != "close":
             return self.fail(f"Bad/unregistered stream_id {item.stream}", "wallaroo-stream")
+        self.credits.left -= 1  # a connector that does not count it just has one more
         table, slot = self._table, stream.slot
         table.states[slot] = StreamState.CLOSED
         last = table.optional("last", slot)

@@ -649,8 +649,8 @@ class Connector:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`; IPv6 in brackets."""
-    host, colon, port = address.rpartition(":")
+    """Host and port of `host:port`, also with `wallaroo://` before it; IPv6 in brackets."""
+    host, colon, port = address.removeprefix("wallaroo://").rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:

@@ -309,6 +309,9 @@ WALLAROO_ERRORS_MAX: Final = 3
 WALLAROO_STOP_S: Final = 10.0
 """How long a connector that is stopped waits for acks of what it has sent."""
 
+SOURCE_READ_BYTES: Final = 512 * KIB
+"""What a source reads of a file at once, and so about what a chunk holds."""
+
 # -- groups ------------------------------------------------------------------------------------
 
 GROUP_STALE_DEFAULT_S: Final = 7 * 24 * 3600.0

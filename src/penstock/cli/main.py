@@ -11,6 +11,7 @@ import penstock
 from penstock.cli import (
     bench,
     check,
+    connect,
     doctor,
     groups,
     jars,
@@ -69,6 +70,7 @@ app.add_typer(streams.app, name="streams")
 app.command()(write.write)
 app.command()(read.read)
 app.command()(tail.tail)
+app.add_typer(connect.app, name="connect")
 app.add_typer(groups.app, name="groups")
 pipeline.app.command()(pipeline_sql.init)
 pipeline.app.command()(pipeline_sql.run)

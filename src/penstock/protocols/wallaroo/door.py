@@ -123,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         transport.set_write_buffer_limits(high=limits.WALLAROO_WRITE_BYTES_MAX)
-        keep_alive(transport.get_extra_info("socket"))
+        set_up(transport.get_extra_info("socket"))
         if not self._door.admit(self):
             self._door.reject("too-many-connections")
             transport.abort()
@@ -948,8 +948,8 @@ def check(hub: Hub) -> None:
         )
 
 
-def keep_alive(found: socket.socket | None) -> None:
-    """Find out within half a minute that a peer is gone, and with it free its streams."""
+def set_up(found: socket.socket | None) -> None:
+    """Find out within half a minute that a peer is gone, and keep little for one that is slow."""
     if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
         return
     for level, option, value in (
@@ -958,6 +958,7 @@ def keep_alive(found: socket.socket | None) -> None:
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
         (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_SNDBUF, limits.WALLAROO_WRITE_BYTES_MAX),
     ):
         found.setsockopt(level, option, value)
 

@@ -19,7 +19,6 @@ from penstock.config import Config
 from penstock.errors import BadSetting
 from penstock.hub.users import Grant
 from penstock.log import Batch, small_log
-from penstock.protocols.wallaroo import door as door_module
 from penstock.protocols.wallaroo.wire import (
     BOUNDARY,
     EOS,
@@ -729,7 +728,7 @@ def test_a_full_log_makes_connectors_wait_and_loses_nothing(
 def test_acks_come_only_after_the_sync(hub: TestHub, connect: Connect) -> None:
     log: Any = hub.log
     sync = log._journal.sync
-    held = []
+    held: list[bool] = []
 
     def holding() -> None:
         while held:
@@ -872,7 +871,7 @@ def test_notes_that_cannot_be_read_are_told_and_left(tmp_path: Path) -> None:
 def test_streams_that_are_remembered_are_limited(
     hub: TestHub, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door_module.limits, "WALLAROO_NOTES_MAX", 1)
+    monkeypatch.setattr(limits, "WALLAROO_NOTES_MAX", 1)
     peer = connect(hub)
     peer.hello()
     peer.open(1)

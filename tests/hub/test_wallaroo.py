@@ -435,6 +435,19 @@ def test_shipped_connectors_take_turns_with_a_stream(hub: TestHub, connect: Conn
     assert stored(hub) == [b"1", b"2"]
 
 
+def test_a_session_that_failed_has_no_stream_any_more(hub: TestHub, connect: Connect) -> None:
+    """Though its connection stays for a moment, so that it can read why."""
+    failed = connect(hub, SHIPPED)
+    failed.hello()
+    failed.open(7)
+    failed.write(7, [1])
+    failed.send(EndOfStream(8))
+    failed.wait(Error)
+    peer = connect(hub, SHIPPED)
+    peer.hello()
+    assert peer.open(7) == 1
+
+
 def test_connectors_of_the_spec_may_share_a_stream(hub: TestHub, connect: Connect) -> None:
     first, second = connect(hub), connect(hub)
     for peer in (first, second):

@@ -415,11 +415,16 @@ class Connection(asyncio.BufferedProtocol):
         return now - (time.time() - self.opened_at)
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing more is taken from it."""
+        return self.is_lost or self._closing_at is not None
+
+    @property
     def is_quiet(self) -> bool:
         """Whether nothing of it is on its way: neither to the disk, nor in the kernel."""
         if not self.session.is_settled:
             return False
-        if self.is_lost or self._transport is None or self._closing_at is not None:
+        if self.is_over or self._transport is None:
             return True
         return not self._queue and not self._held and not self._unread()
 
@@ -714,7 +719,7 @@ class WallarooDoor(Door):
     async def _older_are_quiet(self, connection: Connection) -> None:
         """Wait until what a connector sent over older connections is on disk.
 
-        Those that are gone are waited for in any case, those still open for a moment: the
+        Those that are over are waited for in any case, those still open for a moment: the
         connector may have left them, and the kernel still have some of it.
         """
         deadline = time.monotonic() + _OLDER_S_MAX
@@ -724,7 +729,7 @@ class WallarooDoor(Door):
                 for each in self.by_producer.get(connection.producer, ())
                 if each.number < connection.number and not each.is_quiet
             ]
-            if all(not each.is_lost for each in older) and (
+            if not any(each.is_over for each in older) and (
                 not older or time.monotonic() > deadline
             ):
                 return

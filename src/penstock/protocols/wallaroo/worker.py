@@ -275,11 +275,12 @@ class Session:
     def is_open(self, stream: int) -> bool:
         """Whether this session sends messages of a stream, or will after a NOTIFY that it owes."""
         live = (StreamState.OPENING, StreamState.OPEN, StreamState.RESET)
-        return self._find(stream)[1] in live
+        return self.state is State.STREAMING and self._find(stream)[1] in live
 
     def may_nack(self, stream: int) -> bool:
         """Whether a stream may be asked for again."""
-        return STREAMS[self.dialect][self._find(stream)[1]]["nack"] == "reset"
+        rule = STREAMS[self.dialect][self._find(stream)[1]]["nack"]
+        return self.state is State.STREAMING and rule == "reset"
 
     def nack(self, stream: int, ref: int | None) -> list[Effect]:
         """Ask for a stream again, from after `ref` on. Not in the shipped dialect."""

@@ -112,7 +112,7 @@ class WallarooAdapter(DoorAdapter):
         if self._dialect is Dialect.SPEC:
             client.peer.wait(Nack)
             return client
-        port: int = client.peer.socket.getpeername()[1] if client.peer.socket else 0
+        port: int = client.peer.socket.getpeername()[1]
         return Connector(port, self._dialect)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.protocols.wallaroo.effects import Effect, Note, Remember, Store, Taken
-from penstock.protocols.wallaroo.rows import Rows, rising
+from penstock.protocols.wallaroo.rows import Rows, ends_if_rising, rising
 from penstock.protocols.wallaroo.states import FAIL, MESSAGE_RULES, STORE, StreamState
 from penstock.protocols.wallaroo.streams import Bools, Slots, Table, U64s
 from penstock.protocols.wallaroo.wire import EVENT_TIME, Dialect, Messages
@@ -59,10 +59,10 @@ class Taker:
         if not flags & ~EVENT_TIME:
             if isinstance(slots, int) and self._table.states[slots] == StreamState.OPEN:
                 return Intake(cut, broken, *self._take_one(messages, slots, cut))
-            if not self._shipped and not isinstance(slots, int):
-                rules = self._rules[self._table.states]
-                if (rules[slots[:cut]] == STORE).all():
-                    return Intake(cut, broken, *self._take_plain(messages, slots, cut))
+            if not isinstance(slots, int) and self._are_open(slots[:cut]):
+                found = self._take_plain(messages, slots, cut)
+                if found is not None:
+                    return Intake(cut, broken, *found)
         if isinstance(slots, int):
             slots = np.full(count, slots, np.intp)
         return self._take_any(messages, slots, cut, broken)
@@ -102,33 +102,53 @@ class Taker:
         table.put("stable", slot, last)
         notes = self._unnote(changed, lasts)
         table.put("logged", slot, last)
-        sizes = np.diff(messages.payloads.offsets[: cut + 1])
+        offsets = messages.payloads.offsets
         table.records[slot] += stored
-        table.bytes[slot] += int((sizes if keep is None else sizes[keep]).sum())
+        if keep is None:
+            table.bytes[slot] += int(offsets[cut])
+        else:
+            table.bytes[slot] += int(np.diff(offsets[: cut + 1])[keep].sum())
         target = int(table.targets[slot])
         return taken, self._store(messages, keep, cut, target, messages.ids, taken, notes)
 
-    def _take_plain(self, messages: Messages, slots: Slots, cut: int) -> tuple[Taken, list[Effect]]:
-        """Several streams, none of them with flags, and each id as good as any other."""
+    def _take_plain(
+        self, messages: Messages, slots: Slots, cut: int
+    ) -> tuple[Taken, list[Effect]] | None:
+        """Several streams, none of them with flags. None if some were sent before."""
         table = self._table
         some = slots[:cut]
-        table.last[some] = messages.ids[:cut]  # of the rows of one slot the last one wins
-        counts = np.bincount(some, minlength=len(table))
-        changed = np.flatnonzero(counts)
-        lasts = table.last[changed]
+        if self._shipped:
+            found = ends_if_rising(table, some, messages.ids[:cut])
+            if found is None:
+                return None
+            changed, lasts = found
+            table.last[changed] = lasts
+            table.put_all("seen", changed, lasts)
+        else:
+            table.last[some] = messages.ids[:cut]  # of the rows of one slot the last one wins
+            changed = np.flatnonzero(np.bincount(some, minlength=len(table)))
+            lasts = table.last[changed]
         table.has_last[changed] = True
-        table.stable[changed] = lasts
-        table.has_stable[changed] = True
+        table.put_all("stable", changed, lasts)
         notes = self._unnote(changed, lasts)
-        table.logged[changed] = lasts
-        table.has_logged[changed] = True
-        table.records[changed] += counts[changed]
-        sizes = np.diff(messages.payloads.offsets[: cut + 1])
-        total = np.bincount(some, weights=sizes, minlength=len(table))
-        table.bytes[changed] += total[changed].astype(np.int64)
+        table.put_all("logged", changed, lasts)
+        self._count(messages, None, some, changed)
         taken = Taken(cut, changed, lasts, list(lasts.tolist()) if self._processed else [])
         targets = table.targets[slots]
         return taken, self._store(messages, None, cut, targets, messages.ids, taken, notes)
+
+    def _are_open(self, slots: Slots) -> bool:
+        return bool((self._rules[self._table.states][slots] == STORE).all())
+
+    def _count(self, messages: Messages, keep: Bools | None, slots: Slots, changed: Slots) -> None:
+        """Records and bytes by stream."""
+        table = self._table
+        sizes = np.diff(messages.payloads.offsets[: len(slots) + 1])
+        if keep is not None:
+            sizes, slots = sizes[keep], slots[keep]
+        table.records[changed] += np.bincount(slots, minlength=len(table))[changed]
+        total = np.bincount(slots, weights=sizes, minlength=len(table))
+        table.bytes[changed] += total[changed].astype(np.int64)
 
     def _take_any(self, messages: Messages, slots: Slots, cut: int, broken: bool) -> Intake:
         """Any streams with any flags."""
@@ -142,35 +162,27 @@ class Taker:
         self.ignored += rows.ignored
         self.repeated += rows.repeated
         changed = rows.changed
-        self._put("last", changed, rows.last)
+        table.put_all("last", changed, rows.last)
         known = table.has_seen[changed]
         earlier = table.seen[changed]
-        self._put("seen", changed, np.where(known, np.maximum(earlier, rows.seen), rows.seen))
+        table.put_all("seen", changed, np.where(known, np.maximum(earlier, rows.seen), rows.seen))
         table.stable[changed] = rows.stable
         table.has_stable[changed] = rows.has_stable
         table.states[changed[rows.ended]] = StreamState.CLOSED
         taken = Taken(cut, changed, rows.last, rows.stables() if self._processed else [])
         recorded, logged = changed[rows.recorded], rows.logged[rows.recorded]
         notes = self._unnote(recorded, logged)
-        self._put("logged", recorded, logged)
+        table.put_all("logged", recorded, logged)
         if not self._processed:
             notes = notes + self._note(changed[rows.noted])
         if not rows.records:
             return Intake(cut, broken, taken, _remembering(notes, taken))
         keep = rows.keep
-        sizes = np.diff(messages.payloads.offsets)[keep]
-        kept = slots[keep]
-        table.records[recorded] += np.bincount(kept, minlength=len(table))[recorded]
-        total = np.bincount(kept, weights=sizes, minlength=len(table))
-        table.bytes[recorded] += total[recorded].astype(np.int64)
+        self._count(messages, keep, slots, recorded)
         drop = self._drops(recorded)
         targets = table.targets[slots]
         effects = self._store(messages, keep, cut, targets, rows.column(), taken, notes, drop=drop)
         return Intake(cut, broken, taken, effects)
-
-    def _put(self, column: str, slots: Slots, values: U64s) -> None:
-        getattr(self._table, column)[slots] = values
-        getattr(self._table, f"has_{column}")[slots] = True
 
     # -- what follows ------------------------------------------------------------------------------
 

@@ -27,6 +27,23 @@ def rising(ids: U64s, last: int | None) -> Bools:
     return new
 
 
+def ends_if_rising(table: Table, slots: Slots, ids: U64s) -> tuple[Slots, U64s] | None:
+    """Streams and their last ids, if all ids are above those before them in their streams."""
+    order = np.argsort(slots.astype(np.uint16), kind="stable")
+    by_stream = slots[order]
+    ids = ids[order]
+    last = np.ones(len(ids), np.bool_)
+    np.not_equal(by_stream[1:], by_stream[:-1], out=last[:-1])
+    if not (last[:-1] | (ids[1:] > ids[:-1])).all():
+        return None
+    ends = np.flatnonzero(last)
+    heads = by_stream[ends]
+    firsts = ids[np.concatenate(([0], ends[:-1] + 1))]
+    if (table.has_last[heads] & (firsts <= table.last[heads])).any():
+        return None
+    return heads, ids[ends]
+
+
 class Rows:
     """Rows of messages sorted by stream: what the last of each stream is, and which are records."""
 

@@ -81,7 +81,12 @@ class Chunk:
         """Columns of messages that came one by one."""
         payloads, ids, keys, times, flags = [], [], [], [], []
         for each in singles:
-            payload, number, key, time, flag = Single(*each)
+            try:
+                payload, number, key, time, flag = Single(*each)
+            except TypeError:
+                raise BadBatch(
+                    f"a message of {len(each)} values: it has 2 to 5, {', '.join(Single._fields)}"
+                ) from None
             payloads.append(payload)
             ids.append(number)
             keys.append(key)

@@ -37,7 +37,6 @@ from penstock.errors import (
     BadSetting,
     HubUnreachable,
     LocalError,
-    PenstockError,
     RemoteError,
     Unauthorized,
 )
@@ -249,11 +248,14 @@ class _Link(asyncio.BufferedProtocol):
         self.closed = asyncio.Event()
         self.bytes = 0
         self.progressed = False
+        """Whether something was acked."""
+        self.welcomed = False
         self.stopping = stopping
         self._decoder = Decoder(Role.CONNECTOR, session.dialect)
         self._transport: asyncio.Transport | None = None
         self._paused = False
         self._woken = False
+        self._closing = False
         self._turns: deque[_Feed] = deque()
 
     # -- the socket --------------------------------------------------------------------------------
@@ -270,9 +272,15 @@ class _Link(asyncio.BufferedProtocol):
         return self._decoder.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        for item in self._decoder.advance(nbytes):
-            for event in self.session.receive(item):
-                self._handle(event)
+        items = self._decoder.advance(nbytes)
+        if self._closing:
+            return
+        try:
+            for item in items:
+                for event in self.session.receive(item):
+                    self._handle(event)
+        except Exception as error:  # noqa: BLE001 - a source's: `run` raises it
+            self._end(error)
         self.flush()
 
     def pause_writing(self) -> None:
@@ -287,7 +295,7 @@ class _Link(asyncio.BufferedProtocol):
         self._end(error or ConnectionResetError("the worker closed the connection"))
 
     def _write(self, data: bytes | memoryview) -> None:
-        if len(data) and self._transport is not None and not self._transport.is_closing():
+        if len(data) and self._transport is not None and not self._closing:
             self.bytes += len(data)
             self._transport.write(data)
 
@@ -297,6 +305,7 @@ class _Link(asyncio.BufferedProtocol):
 
     async def close(self, *, clean: bool) -> None:
         """End the connection: after all that was written has arrived, if it is to be clean."""
+        self._closing = True
         await _ended(each.task for each in self.feeds.values())
         transport = self._transport
         if transport is None:
@@ -319,9 +328,8 @@ class _Link(asyncio.BufferedProtocol):
     def _handle(self, event: Event) -> None:
         match event:
             case Welcomed():
-                pass
+                self.welcomed = True
             case Reset():
-                self.progressed = True
                 self._restart(self.feeds[event.stream], event)
             case Acked():
                 self.progressed = True
@@ -401,7 +409,7 @@ class _Link(asyncio.BufferedProtocol):
         """Send what credits and the socket allow: NOTIFYs first, then each stream in its turn."""
         self._woken = False
         session = self.session
-        if session.state is not State.STREAMING:
+        if session.state is not State.STREAMING or self._closing:
             return
         self._write(session.notifies())
         turns, idle = self._turns, 0
@@ -409,7 +417,7 @@ class _Link(asyncio.BufferedProtocol):
             feed = turns.popleft()
             try:
                 went = self._send_some(feed)
-            except PenstockError as error:
+            except Exception as error:  # noqa: BLE001 - what a source offers: `run` raises it
                 self._source_failed(feed, error)
                 return
             idle = 0 if went else idle + 1
@@ -561,12 +569,15 @@ class Connector:
         alone = loop.time()
         while self._unfinished() and not self._stopping.is_set():
             self._state = "connecting"
-            how, progressed = await self._session(address)
+            began = loop.time()
+            how, link = await self._session(address)
             if how is None:
                 return
-            if progressed:
+            if link.welcomed:
+                alone = loop.time()
+            if link.progressed or loop.time() - began > limits.WALLAROO_RETRY_S_MAX:
                 self._backoff.reset()
-                alone, errors = loop.time(), 0
+                errors = 0
             address = self._address
             match how:
                 case Failed():
@@ -590,8 +601,8 @@ class Connector:
     def _unfinished(self) -> bool:
         return any(not each.finished for each in self._feeds.values())
 
-    async def _session(self, address: tuple[str, int]) -> tuple[Event | Exception | None, bool]:
-        """How a session ended, and whether it got anywhere."""
+    async def _session(self, address: tuple[str, int]) -> tuple[Event | Exception | None, _Link]:
+        """How a session ended, and what is left of it."""
         session = Session(self._hello, self._dialect)
         feeds = {feed.id: feed for feed in self._feeds.values() if not feed.finished}
         for feed in feeds.values():
@@ -606,12 +617,12 @@ class Connector:
                         lambda: link, *address, ssl=self._tls
                     )
             except OSError as error:
-                return _unreachable(address, error), False
+                return _unreachable(address, error), link
             self._connections += 1
             asyncio.get_running_loop().call_later(limits.WALLAROO_CONNECT_S_MAX, _hurry, link)
             self._state = "streaming"
             how = await link.over
-            return how, link.progressed
+            return how, link
         finally:
             try:
                 await link.close(clean=how is None and link.over.done())

@@ -45,7 +45,11 @@ class Peer:
         if receive_buffer is not None:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         plain.settimeout(30)
-        plain.connect(("127.0.0.1", port))
+        try:
+            plain.connect(("127.0.0.1", port))
+        except OSError:
+            plain.close()
+            raise
         self.socket: socket.socket = plain
         if context is not None:
             self.socket = context.wrap_socket(plain, server_hostname="localhost")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import structlog
+import trustme
 
 from penstock import limits
 from penstock.config import Config
@@ -835,6 +837,35 @@ def test_processed_streams_keep_what_the_group_has_not_read(
     peer.wait_acked(7, 1)  # nothing before it to be processed
     (lag,) = hub.log.lags("spark")
     assert lag.registered
+
+
+# -- TLS -------------------------------------------------------------------------------------------
+
+
+def test_connectors_may_come_over_tls(
+    tmp_path: Path, start: Callable[..., TestHub], connect: Connect
+) -> None:
+    authority = trustme.CA()
+    leaf = authority.issue_cert("localhost")
+    paths = {"certificate": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
+    paths["certificate"].write_bytes(b"".join(pem.bytes() for pem in leaf.cert_chain_pems))
+    paths["key"].write_bytes(leaf.private_key_pem.bytes())
+    tls = {name: str(path) for name, path in paths.items()}
+    hub = start(config(wallaroo={"listen": "127.0.0.1:0", "cookie": "ck"}, tls=tls))
+    assert hub.wallaroo.address.startswith("wallaroo+tls://")
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    peer = connect(hub, SHIPPED, context=context)
+    peer.hello(cookie=b"ck")
+    peer.open(7)
+    peer.write(7, range(1, 3001))
+    assert len(stored(hub)) == 3000
+    bad = connect(hub, SHIPPED, context=context)
+    bad.send(Hello("0.0.1", b"guess", "p", "i"))
+    assert bad.refused() == "Bad cookie"
+    for each in (peer, bad):
+        with contextlib.suppress(OSError, ValueError):
+            each.socket.unwrap()  # type: ignore[attr-defined]
 
 
 # -- settings --------------------------------------------------------------------------------------

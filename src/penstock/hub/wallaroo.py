@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from penstock import limits
 from penstock.errors import BadFormat, BadSetting, DoorClosed, UnknownSession, UnknownStream
 from penstock.hub.requests import WallarooDebug, WallarooRewind
 from penstock.hub.users import User, require
 from penstock.protocols.wallaroo import points
+from penstock.protocols.wallaroo.wire import Dialect
 
 if TYPE_CHECKING:
     from penstock.hub.hub import Hub
-    from penstock.protocols.wallaroo.door import Connection, WallarooDoor
+    from penstock.protocols.wallaroo.connection import Connection
+    from penstock.protocols.wallaroo.door import WallarooDoor
 
 _U64_MAX = 2**64 - 1
 
@@ -165,6 +171,44 @@ class WallarooApi:
             numbers = ", ".join(map(str, list(door.by_number)[:10])) or "none"
             raise UnknownSession(f"there is no session {number}; sessions are: {numbers}")
         return found
+
+
+def metrics_of(door: WallarooDoor) -> Iterator[Metric]:
+    """Sessions by dialect, what they took, and how far each stream got. Called in a thread."""
+    every = list(door.by_number.values())
+    sessions = GaugeMetricFamily(
+        "penstock_wallaroo_sessions", "Sessions of connectors", labels=["dialect"]
+    )
+    for dialect in Dialect:
+        sessions.add_metric(
+            [dialect.value], sum(each.session.dialect is dialect for each in every if each.producer)
+        )
+    yield sessions
+    for name, text, value in (
+        ("credits", "What connectors may send", sum(each.session.credits.left for each in every)),
+        ("unsettled", "Taken, not on disk", sum(each.session.credits.taken for each in every)),
+    ):
+        yield GaugeMetricFamily(f"penstock_wallaroo_{name}", text, value)
+    outcomes = CounterMetricFamily(
+        "penstock_wallaroo_messages", "Messages taken, by what became of them", labels=["outcome"]
+    )
+    for outcome, count in zip(("stored", "ignored", "repeated"), door.counts(), strict=True):
+        outcomes.add_metric([outcome], count)
+    yield outcomes
+    labels = ["program", "instance", "id", "state"]
+    last = GaugeMetricFamily("penstock_wallaroo_stream_last_id", "Last message", labels=labels)
+    stable = GaugeMetricFamily(
+        "penstock_wallaroo_stream_last_stable_id", "Last point of reference", labels=labels
+    )
+    streams = ((each, view) for each in every for view in each.session.streams())
+    for each, view in islice(streams, limits.METRIC_STREAMS_MAX):
+        names = [*points.names_of(each.producer), str(view.id), view.state]
+        if view.last is not None:
+            last.add_metric(names, view.last)
+        if view.last_stable is not None:
+            stable.add_metric(names, view.last_stable)
+    yield last
+    yield stable
 
 
 def _session_info(each: Connection, streams: int) -> SessionInfo:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from bench import hub, log
+from bench import hub, log, wallaroo
 from bench.harness import Run
 
-GROUPS = {"log": log.BENCHMARKS, "hub": hub.BENCHMARKS}
+GROUPS = {"log": log.BENCHMARKS, "hub": hub.BENCHMARKS, "wallaroo": wallaroo.BENCHMARKS}
 
 
 def main(wanted: list[str]) -> int:

@@ -380,6 +380,21 @@ def test_an_error_of_a_source_ends_the_run_and_is_told_without_details(worker):
     assert seen[-1] == Error("The source of a failed: ValueError")
 
 
+def test_an_error_of_a_source_is_not_taken_for_one_of_the_connection(hub):
+    class Gone(Numbers):
+        async def reset(self, position: int | None) -> None:
+            raise FileNotFoundError("the file is gone")
+
+    class Deaf(Numbers):
+        def acked(self, position: int) -> None:
+            raise ConnectionError("of a database")
+
+    with pytest.raises(FileNotFoundError):
+        run(connector(hub), [Gone("a", 1)])
+    with pytest.raises(ConnectionError, match="of a database"):
+        run(connector(hub), [Deaf("a", 1)])
+
+
 def test_a_source_that_cannot_go_back_ends_the_run(hub):
     source = Forgetful("a", 10**9)
 

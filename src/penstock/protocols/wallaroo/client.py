@@ -30,7 +30,7 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from typing import Any, Final, Protocol, Self, TypeAlias, runtime_checkable
 
 from penstock import limits
 from penstock.errors import (
@@ -101,6 +101,7 @@ class Progress:
     sent: int
     """Messages; those that had to be sent again count once more in `repeated`."""
     acked: int
+    """As far as acks came: what a worker had on disk when a connection broke is not counted."""
     repeated: int
     bytes: int
     """Of frames."""
@@ -235,16 +236,24 @@ class _Totals:
     bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _SourceFailed:
+    """What a source raised: not to be taken for an error of the connection."""
+
+    error: BaseException
+
+
+_Ended: TypeAlias = Failed | Restarted | OSError | _SourceFailed | None
+"""How a session ended; None: all is done."""
+
+
 class _Link(asyncio.BufferedProtocol):
     """One session over one connection. `over` says how it ended."""
 
     def __init__(self, session: Session, feeds: dict[int, _Feed], stopping: bool) -> None:
         self.session = session
         self.feeds = feeds
-        self.over: asyncio.Future[Event | Exception | None] = (
-            asyncio.get_running_loop().create_future()
-        )
-        """A `Failed` or `Restarted`, what broke it, or None: all is done."""
+        self.over: asyncio.Future[_Ended] = asyncio.get_running_loop().create_future()
         self.closed = asyncio.Event()
         self.bytes = 0
         self.progressed = False
@@ -280,7 +289,7 @@ class _Link(asyncio.BufferedProtocol):
                 for event in self.session.receive(item):
                     self._handle(event)
         except Exception as error:  # noqa: BLE001 - a source's: `run` raises it
-            self._end(error)
+            self._end(_SourceFailed(error))
         self.flush()
 
     def pause_writing(self) -> None:
@@ -292,14 +301,16 @@ class _Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed.set()
-        self._end(error or ConnectionResetError("the worker closed the connection"))
+        if not isinstance(error, OSError):
+            error = ConnectionResetError("the worker closed the connection")
+        self._end(error)
 
     def _write(self, data: bytes | memoryview) -> None:
         if len(data) and self._transport is not None and not self._closing:
             self.bytes += len(data)
             self._transport.write(data)
 
-    def _end(self, how: Event | Exception | None) -> None:
+    def _end(self, how: _Ended) -> None:
         if not self.over.done():
             self.over.set_result(how)
 
@@ -365,7 +376,7 @@ class _Link(asyncio.BufferedProtocol):
         self._write(
             self.session.fail(f"The source of {feed.source.name} failed: {type(error).__name__}")
         )
-        self._end(error if isinstance(error, Exception) else RuntimeError(str(error)))
+        self._end(_SourceFailed(error))
 
     async def _pump(self, feed: _Feed, event: Reset, before: asyncio.Task[None] | None) -> None:
         """Bring a source to its place, and take what it yields, while there is room."""
@@ -589,8 +600,8 @@ class Connector:
                     self._problem = "the worker restarts"
                 case OSError():
                     self._problem = str(how) or type(how).__name__
-                case Exception():
-                    raise how
+                case _SourceFailed():
+                    raise how.error
             if self._give_up_s is not None and loop.time() - alone > self._give_up_s:
                 raise HubUnreachable(f"no worker at {_shown(self._address)}: {self._problem}")
             self._state = "waiting"
@@ -601,7 +612,7 @@ class Connector:
     def _unfinished(self) -> bool:
         return any(not each.finished for each in self._feeds.values())
 
-    async def _session(self, address: tuple[str, int]) -> tuple[Event | Exception | None, _Link]:
+    async def _session(self, address: tuple[str, int]) -> tuple[_Ended, _Link]:
         """How a session ended, and what is left of it."""
         session = Session(self._hello, self._dialect)
         feeds = {feed.id: feed for feed in self._feeds.values() if not feed.finished}
@@ -609,7 +620,7 @@ class Connector:
             session.add(feed.id, feed.name, feed.ref)
         link = _Link(session, feeds, self._stopping.is_set())
         self._link = link
-        how: Event | Exception | None = None
+        how: _Ended = None
         try:
             try:
                 async with asyncio.timeout(limits.WALLAROO_CONNECT_S_MAX):

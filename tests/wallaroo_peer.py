@@ -84,6 +84,11 @@ class Peer:
             if got or not data:
                 return got
 
+    def listen(self) -> None:
+        """Hear something, or raise because there is nobody any more."""
+        if not self.hear():
+            raise ConnectionError(f"the hub is gone: {self.heard[-3:]}")
+
     def wait(self, kind: type[T]) -> T:
         """The next frame of this kind."""
         at = len(self.heard)
@@ -92,8 +97,7 @@ class Peer:
                 if isinstance(each, kind):
                     return each
             at = len(self.heard)
-            if not self.hear():
-                raise ConnectionError(f"no {kind.__name__} came, but {self.heard[-3:]}")
+            self.listen()
 
     def refused(self) -> str:
         """The reason of the ERROR that ends the connection."""
@@ -127,7 +131,7 @@ class Peer:
         at = 0
         while at < len(ids):
             while self.credits < 1:
-                self.hear()
+                self.listen()
             count = min(self.credits, len(ids) - at, 1000)
             part = slice(at, at + count)
             self.send(Messages.of(stream, ids[part], payloads[part]))
@@ -138,8 +142,7 @@ class Peer:
         deadline = time.monotonic() + seconds
         while self.acked.get(stream) != number:
             assert time.monotonic() < deadline, f"{number} is not acked: {self.acked}"
-            if not self.hear():
-                raise ConnectionError(f"{number} is not acked: {self.heard[-3:]}")
+            self.listen()
 
     def close(self) -> None:
         self.socket.close()

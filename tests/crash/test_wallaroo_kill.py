@@ -54,7 +54,7 @@ class Sender(threading.Thread):
                 self.errors.append(f"{stream}: acked {self.acked[stream]}, resumes {last[stream]}")
         while not self.stop.is_set():
             while peer.credits < 60:
-                peer.hear()
+                peer.listen()
                 self._note(peer)
             streams, ids = [], []
             for _ in range(50):
@@ -66,7 +66,7 @@ class Sender(threading.Thread):
         deadline = time.monotonic() + 20
         while any(peer.acked.get(at, last[at]) != last[at] for at in range(STREAMS)):
             assert time.monotonic() < deadline
-            peer.hear()
+            peer.listen()
         self._note(peer)
 
     def _note(self, peer: Peer) -> None:

@@ -793,14 +793,14 @@ def test_processed_messages_are_acked_when_the_group_has_passed_them(
         peer.open(7)
         for first in range(1, 201, 10):  # more than there are credits: these come when on disk
             while peer.credits < 10:
-                peer.hear()
+                peer.listen()
             peer.send(Messages.of(7, range(first, first + 10), [b"x"] * 10))
         until(lambda: hub.log.bounds("prog.inst.s7", 0)[1] == 200)
         time.sleep(0.3)
         assert peer.acked == {}
         hub.log.save_positions("spark", "prog.inst.s7", {0: 155})
         while not peer.acked:
-            peer.hear()
+            peer.listen()
         acked = peer.acked[7]
         assert 100 <= acked <= 155
         peer.close()

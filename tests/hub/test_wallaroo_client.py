@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import ssl
 import threading
 import warnings
@@ -79,15 +80,27 @@ def opened(**settings: Any) -> Config:
     return config(wallaroo={"listen": "127.0.0.1:0", "debug": True, **settings})
 
 
-@pytest.fixture
-def hub() -> Iterator[TestHub]:
+_numbers = itertools.count()
+_program = "feed"
+
+
+@pytest.fixture(scope="module")
+def open_hub() -> Iterator[TestHub]:
     with TestHub(config=opened()) as hub:
         yield hub
 
 
+@pytest.fixture
+def hub(open_hub: TestHub) -> TestHub:
+    """The hub of this file, for a connector with a name of its own."""
+    global _program
+    _program = f"feed{next(_numbers)}"
+    return open_hub
+
+
 def connector(hub: TestHub | str, **more: Any) -> Connector:
     address = hub if isinstance(hub, str) else hub.wallaroo.address
-    given: dict[str, Any] = {"program": "feed", "instance": "1", "backoff": Backoff(0.01, 0.05)}
+    given: dict[str, Any] = {"program": _program, "instance": "1", "backoff": Backoff(0.01, 0.05)}
     return Connector(address, **given | more)
 
 
@@ -108,7 +121,7 @@ def run(connector: Connector, sources: list[Any], then: Callable[[], Awaitable[A
 
 
 def stored(hub: TestHub, name: str) -> list[bytes]:
-    stream = f"feed.1.{name}"
+    stream = f"{_program}.1.{name}"
     return [] if stream not in hub.log.streams() else read_all(hub.log, stream, step=50_000)
 
 
@@ -123,11 +136,12 @@ async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
 
 
 async def debug(hub: TestHub, **wanted: Any) -> None:
-    """Make a fault in the one session there is."""
+    """Make a fault in this test's session."""
 
     def ask() -> None:
         url = hub.url + "/api/v1/wallaroo/sessions"
-        (session,) = requests.get(url, timeout=30).json()["sessions"]
+        found = requests.get(url, timeout=30).json()["sessions"]
+        (session,) = [each for each in found if each["program"] == _program]
         answer = requests.post(
             f"{url}/{session['session']}/debug", data=msgspec.json.encode(wanted), timeout=30
         )
@@ -167,7 +181,7 @@ def test_keys_and_times_arrive(hub):
             yield Single(b"three", 3, b"key", 7_000)
 
     run(connector(hub, dialect="shipped"), [Keyed("a", 3)])
-    found = rows(hub.log.read("feed.1.a", 0, 0))
+    found = rows(hub.log.read(f"{_program}.1.a", 0, 0))
     assert [(each["key"], each["value"]) for each in found] == [
         (b"k", b"one"), (None, b"two"), (b"key", b"three"),
     ]  # fmt: skip
@@ -225,7 +239,7 @@ def test_a_rewind_by_the_operator_sends_again(hub):
 
     async def rewind() -> None:
         await until(lambda: source.acks)
-        body = {"program": "feed", "instance": "1", "stream": stream_id("a"), "ref": 5}
+        body = {"program": _program, "instance": "1", "stream": stream_id("a"), "ref": 5}
         url = hub.url + "/api/v1/wallaroo/rewind"
         data = msgspec.json.encode(body)
         answer = await asyncio.to_thread(lambda: requests.post(url, data=data, timeout=30))

@@ -1,16 +1,40 @@
-"""What a source offers: messages of one stream as columns, or one by one."""
+"""Sources, and what they offer: messages of one stream as columns, or one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.errors import BadBatch
 from penstock.protocols.wallaroo.messages import Bools, Column, I64s, Messages, U16s, U64s
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where messages come from.
+
+    `reset` is called before messages are asked for, and whenever they are to be sent again: with
+    the id of the last message that need not be, or None for the beginning. If that cannot be,
+    raise an error: the worker is told, and `run` ends with it.
+
+    Iteration yields a `Chunk`, a tuple `(payloads, ids[, keys, times])` of lists, or one message
+    as `Single` or `(payload, id[, key, time])`. Its end is the end of the stream.
+
+    If there is a method `acked(position)`, it is told when a message is safe with the worker. If
+    there is a number `stream_id`, it is taken instead of a hash of the name.
+    """
+
+    name: str
+
+    async def reset(self, position: int | None) -> None:
+        """Go on after this message."""
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """Messages from there on."""
 
 
 class Single(NamedTuple):

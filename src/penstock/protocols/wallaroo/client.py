@@ -24,13 +24,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import socket
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Any, Final, Self, TypeAlias
 
 from penstock import limits
 from penstock.errors import (
@@ -40,7 +39,8 @@ from penstock.errors import (
     RemoteError,
     Unauthorized,
 )
-from penstock.protocols.wallaroo.chunk import Chunk, Single
+from penstock.protocols.backoff import Backoff
+from penstock.protocols.wallaroo.chunk import Chunk, Single, Source
 from penstock.protocols.wallaroo.connector import (
     Acked,
     Event,
@@ -60,30 +60,6 @@ _CLOSE_S: Final = 2.0
 """How long a worker may take to close its side, after we have closed ours."""
 
 _BYTES = bytes | bytearray | memoryview
-
-
-@runtime_checkable
-class Source(Protocol):
-    """Where messages come from.
-
-    `reset` is called before messages are asked for, and whenever they are to be sent again: with
-    the id of the last message that need not be, or None for the beginning. If that cannot be,
-    raise an error: the worker is told, and `run` ends with it.
-
-    Iteration yields a `Chunk`, a tuple `(payloads, ids[, keys, times])` of lists, or one message
-    as `Single` or `(payload, id[, key, time])`. Its end is the end of the stream.
-
-    If there is a method `acked(position)`, it is told when a message is safe with the worker. If
-    there is a number `stream_id`, it is taken instead of a hash of the name.
-    """
-
-    name: str
-
-    async def reset(self, position: int | None) -> None:
-        """Go on after this message."""
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        """Messages from there on."""
 
 
 class WorkerFailed(RemoteError):
@@ -111,31 +87,6 @@ class Progress:
     connections: int
     problem: str
     """Why the last session ended."""
-
-
-class Backoff:
-    """Pauses that double, and are shortened by chance, so that not all connectors come at once."""
-
-    def __init__(
-        self,
-        least: float = limits.WALLAROO_RETRY_S_MIN,
-        most: float = limits.WALLAROO_RETRY_S_MAX,
-        chance: Callable[[], float] = random.random,
-    ) -> None:
-        self._least = least
-        self._most = most
-        self._chance = chance
-        self._next = least
-
-    def reset(self) -> None:
-        """Begin again with the shortest."""
-        self._next = self._least
-
-    def pause(self) -> float:
-        """Seconds to wait now."""
-        pause = self._next * (0.5 + 0.5 * self._chance())
-        self._next = min(2 * self._next, self._most)
-        return pause
 
 
 class _Feed:
@@ -511,7 +462,7 @@ class Connector:
         self._errors_max = errors_max
         self._give_up_s = give_up_seconds
         self._stop_s = stop_seconds
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or Backoff(limits.WALLAROO_RETRY_S_MIN, limits.WALLAROO_RETRY_S_MAX)
         self._feeds: dict[int, _Feed] = {}
         self._link: _Link | None = None
         self._totals = _Totals()

@@ -109,6 +109,13 @@ def test_mistakes_are_told(cli, words, why, code):
     assert why in cli("connect", *words, code=code).err
 
 
+def test_what_connectors_take_from_the_environment_does_not_disturb_a_hub(cli, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_COOKIE", "secret")
+    monkeypatch.setenv("PENSTOCK_WORKER", "127.0.0.1:1")
+    cli("check")
+    assert "no worker at 127.0.0.1:1" in cli("connect", "generate", "--give-up", "0", code=1).err
+
+
 def test_a_bad_record_is_told_with_its_place(connect, to, tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b"{}\n{oops\n")

@@ -58,7 +58,7 @@ _SUFFIXES: Final = {
 }  # fmt: skip
 
 ToOption = Annotated[
-    str, typer.Option("--to", envvar="PENSTOCK_WALLAROO", help="Where the worker is, host:port.")
+    str, typer.Option("--to", envvar="PENSTOCK_WORKER", help="Where the worker is, host:port.")
 ]
 ProgramOption = Annotated[str, typer.Option("--program", help="The connector's name.")]
 InstanceOption = Annotated[

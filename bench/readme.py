@@ -43,6 +43,16 @@ WORDS = {
     "wallaroo.connector": "our own connector from a Python source, against 500,000 messages/s",
     "wallaroo.memory_stalled": "growth of the hub while its disk stands still and 100 connections "
     "push, against 64 MiB",
+    "spark.read_segments": "streaming read of 10 M records by Spark from segments on the same "
+    "machine, against Spark's own Parquet file stream of the same rows",
+    "spark.read_flight": "the same through Arrow Flight",
+    "spark.archive_cpu": "processor time of an archive to Parquet, against Parquet to Parquet",
+    "spark.latency_low": "from the hub to `foreachBatch` with `latency=low`, 200 events/s, against "
+    "268 ms of Spark's Kafka source",
+    "spark.latency_low_p99": "the same, p99, against 410 ms",
+    "spark.latency_bulk": "the same with `latency=bulk`, p50, against 268 ms",
+    "spark.latency_bulk_p99": "the same, p99, against 410 ms",
+    "spark.sink": "rows from Spark into a stream, on disk and visible, against 500,000 rows/s",
     "log.memory_stalled": "memory above the buffer while the disk stands still, against 64 MiB",
 }
 

@@ -1,4 +1,4 @@
-"""See Penstock at work: a hub, records in, a live tail, kill -9, and everything confirmed again.
+"""See Penstock at work: a hub, records in, kill -9, everything there again, and Spark out and back.
 
 make demo            or    python examples/demo.py [--keep DIR]
 """
@@ -21,15 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 from pyarrow import ipc
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import penstock
+from penstock.flight.client import FlightClient
 from penstock.log.verify import verify
 
 STREAM = "plant.readings"
+ANSWERS = "plant.averages"
 PARTITIONS = 4
 RECORDS = 200_000
 BATCH = 2_000
@@ -186,12 +189,14 @@ def demo(data: Path, *, keep: bool) -> int:
             "(the batch under way was sent again under the same ids)"
         )
 
-        console.print("\n[bold]4[/] A group has read half of it")
+        console.print("\n[bold]4[/] Spark archives the stream to a Parquet table, JSON as columns")
+        tables = data.parent / f"{data.name}-tables"
+        archived = archive_and_answer(hub, tables)
         show_lag(hub)
     finally:
         hub.end(signal.SIGTERM)
 
-    console.print("\n[bold]5[/] The records are plain Arrow files; this is pyarrow alone")
+    console.print("\n[bold]6[/] The records are plain Arrow files; this is pyarrow alone")
     path = min((data / "streams" / STREAM / "0").glob("*.arrow*"))
     opened = ipc.open_stream if path.suffix == ".arrows" else ipc.open_file
     with contextlib.closing(pa.OSFile(str(path))) as source:
@@ -201,32 +206,69 @@ def demo(data: Path, *, keep: bool) -> int:
     report = verify(data)
     whole = "[green]all whole[/]" if report.ok else f"[red]{report.problems}[/]"
     console.print(f"  verify: {report.records:,} records in {report.segments} segments, {whole}")
-    if keep:
-        console.print(f"\nThe data is in {data}. Next:")
+    if not keep:
+        shutil.rmtree(tables, ignore_errors=True)
+    else:
+        console.print(f"\nThe data is in {data}, the tables are in {tables}. Next:")
         for line in (
             f"serve --data {data}",
             "streams",
             f"read {STREAM} --last 3",
             f"tail {STREAM}",
+            f"pipeline archive --streams '{STREAM}' --to {tables} --parse json",
+            "shell",
         ):
             console.print(f"  .venv/bin/penstock {line}", highlight=False)
-    return 0 if report.ok and missing == doubled == 0 else 1
+    return 0 if report.ok and archived and missing == doubled == 0 else 1
+
+
+def archive_and_answer(hub: Hub, tables: Path) -> bool:
+    """The stream to a table, and averages of it back to a stream; whether all of it arrived."""
+    from penstock.spark.archive import archive
+    from penstock.spark.progress import Shown
+    from penstock.spark.session import spark_session
+
+    with console.status("  starting Spark ..."):
+        spark = spark_session("penstock-demo", conf={"spark.driver.memory": "1g"})
+    running = archive(spark, streams=STREAM, to=tables, parse="json", group="archive", url=hub.url)
+    with Shown(running.board, console=console):
+        running.wait()
+    table = ds.dataset(tables / STREAM, format="parquet", partitioning="hive")
+    rows = table.count_rows()
+    columns = ", ".join(f"{each.name}" for each in table.schema)
+    console.print(
+        f"  {rows:,} rows in Parquet, counted by pyarrow; columns: {columns}", highlight=False
+    )
+
+    console.print("\n[bold]5[/] Spark answers in a stream: the average of each sensor")
+    hub.ask("POST", "/api/v1/streams", json.dumps({"name": ANSWERS}).encode(), "application/json")
+    spark.read.parquet(str(tables / STREAM)).createOrReplaceTempView("readings")
+    averages = spark.sql(
+        "SELECT key, to_json(struct(round(avg(value.celsius), 2) AS celsius, count(*) AS readings))"
+        " AS value FROM readings GROUP BY key ORDER BY key"
+    )
+    averages.write.format("penstock").mode("append").option("penstock.url", hub.url).option(
+        "topic", ANSWERS
+    ).save()
+    spark.stop()
+    with FlightClient(hub.url) as client:
+        for batch in client.read(ANSWERS, 0, 0, 2, ["key", "value"]):
+            for record in batch.to_pylist():
+                text = f"    {record['key'].decode()}  {record['value'].decode()}"
+                console.print(text, highlight=False)
+    return bool(rows == RECORDS)
 
 
 def show_lag(hub: Hub) -> None:
-    described = hub.ask("GET", f"/api/v1/streams/{STREAM}")
-    half = {str(each["number"]): each["end"] // 2 for each in described["partitions"]}
-    body = json.dumps({"positions": half}).encode()
-    path = f"/api/v1/groups/dashboard/streams/{STREAM}/positions"
-    answer = hub.ask("PUT", path, body, "application/json")
+    """How far the archive's group is: at the end."""
+    answer = hub.ask("GET", "/api/v1/groups?group=archive")
     table = Table(box=None, padding=(0, 2))
-    columns = ("partition", "position", "end", "records", "seconds")
+    columns = ("group", "partition", "position", "end", "records")
     for column in columns:
-        table.add_column(
-            {"records": "lag", "seconds": "in seconds"}.get(column, column), justify="right"
-        )
+        table.add_column({"records": "lag"}.get(column, column), justify="right")
     for lag in answer["groups"]:
-        table.add_row(*(f"{lag[column]:,.0f}" for column in columns))
+        shown = [lag[column] for column in columns]
+        table.add_row(*(each if isinstance(each, str) else f"{each:,}" for each in shown))
     console.print(table)
 
 

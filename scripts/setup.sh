@@ -93,7 +93,7 @@ case ",$extras," in
 *,spark,* | *,delta,*)
     spark=yes
     .venv/bin/python -c 'import pyspark' 2>/dev/null ||
-        say "installing PySpark: about 450 MB to download and unpack, the longest part by far ..."
+        say "installing PySpark, which takes 490 MB on disk: the longest part by far ..."
     ;;
 *) spark= ;;
 esac

@@ -381,6 +381,12 @@ ARCHIVE_BATCH_BYTES_DEFAULT: Final = 512 * MIB
 ARCHIVE_WRITERS_MAX: Final = 16
 """Dates that a task writes at once without sorting its rows first."""
 
+ARCHIVE_STARTS_MAX: Final = 2
+"""Queries that start at once: Python takes 2 CPU seconds to import what they need."""
+
+ARCHIVE_SPLIT_RECORDS: Final = 100_000
+"""With so many records to read, a stream of few partitions is shared out to all cores."""
+
 ARCHIVE_STOP_S_MAX: Final = 600.0
 """How long stopping waits for the batches that run; then they are cut off, and repeated later."""
 

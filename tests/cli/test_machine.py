@@ -266,7 +266,7 @@ def test_jars_come_once_and_are_told(cli, fake_jars):
     first = cli("jars")
     assert "fetching 3 jars" in first.err
     assert first.out.count("fetched") == 3
-    assert str(fake_jars.folder) in first.err
+    assert str(fake_jars.folder) in first.out
     fake_jars.unplug()
     again = cli("jars", "--set", "delta", "--json").json
     assert again["folder"] == str(fake_jars.folder)

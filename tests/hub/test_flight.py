@@ -25,6 +25,7 @@ from penstock.errors import (
     BadFormat,
     BadName,
     BadSetting,
+    DiskFull,
     HubUnreachable,
     IndexOutOfRange,
     IndexTrimmed,
@@ -39,7 +40,8 @@ from penstock.flight import wire
 from penstock.flight.client import Appended, Bounds, FlightClient
 from penstock.flight.wire import Run
 from penstock.hub.hub import data_id
-from penstock.log import SCHEMA, Batch, StreamSettings
+from penstock.log import SCHEMA, Batch, Receipt, StreamSettings
+from penstock.log.receipt import fulfil
 from penstock.testing.hub import TestHub
 from tests.hub.conftest import config
 from tests.records import numbered, padded, rows, values
@@ -438,6 +440,23 @@ def test_what_cannot_be_appended_is_told_and_not_stored(
         client.append("t", batch(b"v"))
     assert hub.log.bounds("s", 0) == (0, 0)
     _nobody_calls(hub)
+
+
+def test_who_waits_for_a_confirmation_is_told_what_went_wrong(
+    hub: TestHub, client: FlightClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_stream("s")
+
+    def full(*_: object, **__: object) -> Receipt:
+        receipt = Receipt()
+        threading.Timer(0.1, fulfil, [[(receipt, DiskFull("no space left"))]]).start()
+        return receipt
+
+    monkeypatch.setattr(hub.log, "submit", full)
+    with pytest.raises(DiskFull, match="no space left"):
+        client.append("s", batch(b"v"))
+    monkeypatch.undo()
+    assert client.append("s", batch(b"v")).records == 1
 
 
 def test_a_client_that_goes_away_loses_only_what_was_not_sent(

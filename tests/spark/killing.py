@@ -73,6 +73,8 @@ class Program:
     def __exit__(self, *_: object) -> None:
         self.kill()
         self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
         self._log.close()
 
 

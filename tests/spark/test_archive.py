@@ -18,7 +18,7 @@ from penstock.flight.client import FlightClient
 from penstock.log import Batch
 from penstock.spark.archive import Archive, archive, chosen, group_name
 from penstock.spark.batches import BatchWriter
-from penstock.spark.compact import compact
+from penstock.spark.compact import compact, compact_delta
 from penstock.spark.progress import Summary
 from penstock.spark.triggers import Trigger
 from penstock.testing.hub import TestHub
@@ -37,7 +37,7 @@ def run(spark: SparkSession, hub: TestHub, tmp_path: Path) -> Callable[..., Summ
 
     def run(streams: str | list[str], **more: Any) -> Summary:
         with archive(spark, streams=streams, to=tmp_path, url=hub.url, **more) as running:
-            return running.wait(120)
+            return running.wait(240)
 
     return run
 
@@ -155,14 +155,43 @@ def test_a_batch_that_fails_at_the_end_is_there_once_afterwards(
 
 
 def test_many_streams_take_turns_and_a_pattern_finds_them(
-    hub: TestHub, run: Callable[..., Summary], new_stream: NewStream, tmp_path: Path
+    hub: TestHub,
+    run: Callable[..., Summary],
+    new_stream: NewStream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    streams = [new_stream(name="turn-") for _ in range(10)]
+    monkeypatch.setattr("penstock.limits.ARCHIVE_QUERIES_MAX", 2)
+    streams = [new_stream(name="turn-") for _ in range(3)]
     for number, stream in enumerate(streams):
         fill(hub, stream, 0, 10 + number)
-    assert run("turn-.*").rows == sum(range(10, 20))
+    assert run("turn-.*").rows == 10 + 11 + 12
     for number, stream in enumerate(streams):
         assert len(numbers(tmp_path / stream)) == 10 + number
+
+
+def test_a_service_with_more_streams_than_queries_lets_them_take_turns(
+    spark: SparkSession,
+    hub: TestHub,
+    new_stream: NewStream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.limits.ARCHIVE_QUERIES_MAX", 1)
+    first = new_stream(name="shift-one")
+    fill(hub, first, 0, 10)
+    running = archive(
+        spark, streams="shift-.*", to=tmp_path, trigger="processing 200ms", url=hub.url
+    )
+    with running:
+        until(running, lambda: rows(running, first) == 10)
+        second = new_stream(name="shift-two")
+        fill(hub, second, 0, 5)
+        until(running, lambda: rows(running, second) == 5)
+        fill(hub, first, 10, 10)
+        until(running, lambda: rows(running, first) == 20)
+    assert numbers(tmp_path / first) == list(range(20))
+    assert numbers(tmp_path / second) == list(range(5))
 
 
 def test_a_service_goes_on_takes_in_new_streams_and_stops_after_its_batch(
@@ -192,7 +221,7 @@ def rows(running: Archive, stream: str) -> int:
 def until(running: Archive, condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert running.active, running.progress
+        assert running.active, (running.progress, running.wait())
         assert time.monotonic() < deadline, running.progress
         time.sleep(0.1)
 
@@ -246,6 +275,31 @@ def test_compaction_beside_a_running_archive_keeps_each_record_once(
     assert len(list((tmp_path / stream).glob("date=*/*.parquet"))) <= 2
 
 
+def test_compaction_leaves_rows_as_they_are_for_spark(
+    hub: TestHub,
+    spark: SparkSession,
+    run: Callable[..., Summary],
+    new_stream: NewStream,
+    tmp_path: Path,
+) -> None:
+    stream = new_stream(2)
+    fill(hub, stream, 0, 100, days=2)
+    in_2300_us = 10_413_792_000_000_000  # more nanoseconds than 64 bits hold
+    hub.log.append(stream, Batch.of([b"{}"], timestamps=[in_2300_us], headers=[[("kind", b"x")]]))
+    run([stream], batch_records=30)
+
+    def content() -> list[Any]:
+        table = spark.read.parquet(str(tmp_path / stream))
+        return table.orderBy("partition", "offset").collect()
+
+    before, schema = content(), spark.read.parquet(str(tmp_path / stream)).schema
+    assert compact(tmp_path, stream).dates == 2
+    assert content() == before
+    assert spark.read.parquet(str(tmp_path / stream)).schema == schema
+    assert len(before) == 101
+    assert schema["timestamp"].dataType.simpleString() == "timestamp"
+
+
 # -- parsing ---------------------------------------------------------------------------------------
 
 BAD = {
@@ -270,9 +324,9 @@ def test_values_are_parsed_and_dead_letters_tell_why(
     stream = new_stream()
     fill(hub, stream, 0, 10)
     hub.log.append(stream, Batch.of(list(BAD), headers=[[("kind", b"x")]] * len(BAD)))
-    done = run([stream], parse="json", format=form)
+    done = run([stream], parse="json", schema="n BIGINT, name STRING", format=form)
     assert done.streams[0].schema == "n bigint, name string"
-    assert done.streams[0].dead == len(BAD)
+    assert (done.rows, done.streams[0].dead) == (10 + len(BAD), len(BAD))
     table = spark.read.format(form).load(str(tmp_path / stream))
     found = table.select("value.*").orderBy("n").collect()
     assert [tuple(row) for row in found] == [(n, f"name {n}") for n in range(10)]
@@ -340,7 +394,8 @@ def test_a_schema_that_is_given_is_used(
     file = tmp_path / "schema.ddl"
     file.write_text("n INT\n")
     assert run([stream], parse="json", schema=str(file)).streams[0].schema == "n int"
-    part = pq.read_table(next((tmp_path / stream).glob("date=*/*.parquet")), partitioning=None)
+    (file,) = (tmp_path / stream).glob("date=*/*.parquet")
+    part = pq.read_table(file, partitioning=None)
     assert sorted(part["value"].to_pylist(), key=str) == [{"n": n} for n in range(3)]
 
 
@@ -364,6 +419,23 @@ def test_delta_holds_each_record_once_when_batches_are_repeated(
     table = spark.read.format("delta").load(str(tmp_path / stream))
     found = sorted(json.loads(row.value)["n"] for row in table.select("value").collect())
     assert found == list(range(200))
+
+
+def test_delta_tables_are_compacted_by_delta(
+    hub: TestHub,
+    spark: SparkSession,
+    run: Callable[..., Summary],
+    new_stream: NewStream,
+    tmp_path: Path,
+) -> None:
+    stream = new_stream()
+    fill(hub, stream, 0, 60)
+    run([stream], format="delta", batch_records=20)
+    path = str(tmp_path / stream)
+    done = compact_delta(spark, path, stream)
+    assert done[:4] == (stream, 1, 3, 1)
+    table = spark.read.format("delta").load(path)
+    assert sorted(row.offset for row in table.collect()) == list(range(60))
 
 
 # -- what is refused -------------------------------------------------------------------------------

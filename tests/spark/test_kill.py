@@ -15,6 +15,7 @@ import pytest
 
 from penstock.flight.client import FlightClient
 from penstock.testing.served import ServedHub
+from tests.spark.cluster import connect_server
 from tests.spark.killing import Program
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -82,6 +83,32 @@ def test_a_copy_holds_everything_once_whatever_is_killed(served: ServedHub, tmp_
     disturb(start, served, lambda line: line.startswith("batch"))
     with start("once") as program:
         assert program.end() == 0, log.read_text()[-5_000:]
+    check_copy(served, expected)
+
+
+def test_a_copy_through_connect_holds_everything_once_when_the_client_is_killed(
+    served: ServedHub, tmp_path: Path
+) -> None:
+    expected = fill(served, "in")
+    with FlightClient(served.url) as client:
+        client.create_stream("out", PARTITIONS)
+    log = tmp_path / "driver.log"
+    with connect_server(tmp_path) as address:
+
+        def start(how: str) -> Program:
+            arguments = [served.url, "in", "out", str(tmp_path / "checkpoint"), how, address]
+            return Program(["-m", "tests.spark.copy_child", *arguments], log)
+
+        for _ in range(ROUNDS):
+            with start("on") as program:
+                assert program.wait_for(lambda line: line.startswith("batch"))
+                program.kill()
+        with start("once") as program:
+            assert program.end() == 0, log.read_text()[-5_000:]
+    check_copy(served, expected)
+
+
+def check_copy(served: ServedHub, expected: list[list[bytes]]) -> None:
     with FlightClient(served.url) as client:
         for number, values in enumerate(expected):
             end = client.look(["out"])["out"][number].end
@@ -107,7 +134,7 @@ def test_an_archive_holds_everything_once_whatever_is_killed(
         arguments = [
             "-m", "penstock.cli", "pipeline", "archive", "--url", served.url, "--streams", "in",
             "--to", str(tables), "--trigger", trigger, "--master", "local[2,8]", "--json",
-            "--max-records", "5000",
+            "--batch-records", "5000",
         ]  # fmt: skip
         return Program(arguments, log)
 

@@ -68,4 +68,4 @@ def jars(
         ],
         "",
     )
-    say(f"in {pinned.folder()}")
+    print(f"in {pinned.folder()}")

@@ -18,9 +18,9 @@ from penstock.cli.streams import BYTES, amount
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.spark.archive import Archive
     from penstock.spark.compact import Compacted
     from penstock.spark.progress import Shown
+    from penstock.spark.running import Archive
 
 app = typer.Typer(cls=Commands, rich_markup_mode="markdown", no_args_is_help=True)
 

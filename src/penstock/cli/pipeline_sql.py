@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -20,19 +20,108 @@ from penstock.cli.options import (
     connect,
 )
 from penstock.cli.output import duration, errors, say, show_json
+from penstock.cli.pipeline import ConfOption, Form, MasterOption, RemoteOption, session
 from penstock.errors import HubUnreachable
 
-
-class Form(StrEnum):
-    """How tables are stored."""
-
-    PARQUET = "parquet"
-    DELTA = "delta"
-
+_INTERRUPTED: Final = 130
+"""What shells give a program that Ctrl-C has ended."""
 
 ProjectArgument = Annotated[
     Path, typer.Argument(metavar="DIR", file_okay=False, help="The project's directory.")
 ]
+
+
+def sql(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.sql", dir_okay=False, help="What is to be run.")
+    ],
+    trigger: Annotated[
+        str,
+        typer.Option(help="available-now takes what is there and ends; 'processing 10s' goes on."),
+    ] = "available-now",
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="How far each statement is. Default: beside the file."),
+    ] = None,
+    var: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="What ${NAME} in it stands for.")
+    ] = None,
+    batch_records: Annotated[
+        int | None, typer.Option(min=1, help="Most records of a stream in a batch.")
+    ] = None,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
+    url: UrlOption = DEFAULT_URL,
+    token: TokenOption = None,
+    ca: CaOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a file of SQL in which streams are views: from streams to streams and tables.
+
+    `INSERT INTO <stream> SELECT ...` writes records, `CREATE TABLE <name> AS SELECT ...` a table,
+    each exactly once; `CREATE TEMPORARY VIEW` and `SET` prepare. Started again, it goes on where
+    it was. A stream named `orders.eu` is `orders_eu` too. Without a column `value`, all columns
+    become a JSON value. Tables go to `tables/` beside the file unless a LOCATION is given.
+
+    Examples:
+
+        penstock pipeline sql totals.sql
+        penstock pipeline sql totals.sql --trigger 'processing 5s' --var country=de
+        penstock pipeline sql totals.sql --checkpoints /data/checkpoints --json
+    """
+    from penstock.spark.statements import needs_delta, read_file
+    from penstock.spark.triggers import Trigger
+    from penstock.spark.views import HubAddress
+
+    chosen = Trigger.of(trigger)
+    variables = dict(_pair(each) for each in var or ())
+    hub = HubAddress(url, token, None if ca is None else str(ca))
+    delta = needs_delta(read_file(file, variables))
+    with hub.client() as client:
+        client.streams()  # a hub that is not there is worth knowing before Spark has started
+    with session("penstock sql", master, remote, delta, conf) as spark:
+        from penstock.spark.progress import Shown
+        from penstock.spark.sql import SqlPipeline
+
+        running = SqlPipeline(
+            spark, file, hub=hub, trigger=chosen, checkpoints=checkpoints, variables=variables,
+            batch_records=batch_records, say=lambda text: shown.say(text),
+        )  # fmt: skip
+        with Shown(running.board, as_json=json, console=errors) as shown:
+            running.start()
+            stopped = _wait(running, shown)
+        shown.summary(running.board.summary())
+    if stopped and chosen.interval_s is None:
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise typer.BadParameter(f"--var is {text!r}: write NAME=VALUE")
+    return name, value
+
+
+def _wait(running: Any, shown: Any) -> bool:
+    """Wait for the end; returns whether it was told to stop."""
+    asked = 0
+
+    def ask(_number: int, _frame: Any) -> None:
+        nonlocal asked
+        asked += 1
+        running.ask_to_stop()
+        if asked == 1:
+            shown.say("stopping after the batches that run; Ctrl-C again stops at once")
+
+    # PySpark's own handler of Ctrl-C would cancel the batches.
+    before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        running.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return asked > 0
 
 
 def init(

@@ -302,17 +302,17 @@ class FlightClient:
     def _told(self) -> Iterator[None]:
         try:
             yield
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:  # Arrow raises either
             raise self._explained(error) from None
 
-    def _explained(self, error: pa.ArrowException) -> PenstockError:
+    def _explained(self, error: Exception) -> PenstockError:
         told = getattr(error, "extra_info", b"")
         if told:
             return wire.from_body(wire.decode(told))
         text = str(error).split(". gRPC client debug context:")[0][:500]
         if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
             return RemoteError(f"the hub at {self.address} refuses the call: {text}")
-        if isinstance(error, flight.FlightError):
+        if isinstance(error, flight.FlightError | OSError):
             return HubUnreachable(
                 f"the Flight door at {self.address} does not answer ({text}): is the hub running? "
                 "Start it with: penstock serve"

@@ -64,7 +64,7 @@ class _Put:
         """End the call without looking at its outcome."""
         self._closed = True
         if self._writer is not None:
-            with contextlib.suppress(pa.ArrowException):
+            with contextlib.suppress(pa.ArrowException, OSError):
                 self._writer.close()
 
 

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 from numpy.typing import NDArray
 
 from penstock import limits
-from penstock.errors import BadBatch, BadFormat, BatchTooLarge, LogClosed, PenstockError
+from penstock.errors import (
+    BadBatch,
+    BadFormat,
+    BatchTooLarge,
+    LogClosed,
+    LogError,
+    PenstockError,
+)
 from penstock.flight import wire
 from penstock.flight.requests import Append, Staging
 from penstock.hub.users import User, require
@@ -23,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.hub.hub import Hub
 
 Ids = NDArray[np.uint64]
+logger = structlog.get_logger("penstock.flight")
 
 
 class Appending:
@@ -116,21 +125,24 @@ class Appending:
     def _confirm_all(self) -> None:
         """Goes on to the end even if the client does not listen: what was taken is counted."""
         listening = True
+        told: dict[str, Any] = {}
         while (pending := self._pending.get()) is not None:
+            if self._failed is not None:
+                continue
             try:
                 told = self._outcome(pending)
             except PenstockError as error:
-                if self._failed is not None:
-                    continue
                 self._failed = error
-                told = {"error": wire.error_body(error)}
+            except Exception:
+                logger.exception("a batch was not confirmed")
+                self._failed = LogError("this is a bug in Penstock; its log has the details")
+            if self._failed is not None:
+                told = {"error": wire.error_body(self._failed)}
             if listening:
                 try:
                     self._writer.write(wire.encode(told))
-                except pa.ArrowException:
+                except (pa.ArrowException, OSError):
                     listening = False
-            if self._failed is not None:
-                listening = False
 
     def _outcome(self, pending: _Pending) -> dict[str, Any]:
         log = self._hub.log
@@ -174,7 +186,8 @@ def stage(
             elif chunk.app_metadata is not None and chunk.app_metadata == wire.FINISH:
                 part = staging.finish()
                 undo.pop_all()
-                with contextlib.suppress(pa.ArrowException):  # gone: it will stage it again
+                # One that is gone will stage it again.
+                with contextlib.suppress(pa.ArrowException, OSError):
                     writer.write(wire.encode({"part": part}))
                 return
 

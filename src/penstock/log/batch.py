@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from penstock import limits
@@ -284,22 +285,21 @@ def _binary_column(array: pa.Array, what: str) -> BinaryColumn:
 
 
 def _header_column(array: pa.Array) -> HeaderColumn | None:
+    if array.null_count == len(array):
+        return None
     if array.type != HEADERS:
         array = array.cast(HEADERS)
-    if array.null_count:
-        empty = pa.scalar([], type=HEADERS)
-        array = array.fill_null(empty)
-    if array.offset:
-        array = pa.concat_arrays([array, pa.array([], type=array.type)])
-    flat = array.flatten()
+    flat = array.flatten()  # null lists have nothing in it
     if len(flat) == 0:
         return None
-    rows = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1)
+    each = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    rows = np.zeros(len(array) + 1, np.int32)
+    np.cumsum(each, out=rows[1:])
     names, values = flat.flatten()
     if names.null_count or values.null_count:
         raise BadBatch("a header needs a name and a value; use an empty value for none")
     return HeaderColumn(
-        rows - rows[0],
+        rows,
         _binary_column(names, "header names"),
         _binary_column(values, "header values"),
     )

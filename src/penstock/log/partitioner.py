@@ -6,24 +6,33 @@ A key lands on the same partition number here and, should the stream move, in Ka
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-_SEED = 0x9747B28C
-_M = 0x5BD1E995
-_MASK = 0xFFFFFFFF
+from mypy_extensions import i64
+
+_SEED: Final = 0x9747B28C
+_M: Final = 0x5BD1E995
+_MASK: Final = 0xFFFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit murmur2 hash of `data`, unsigned."""
-    length = len(data)
-    h = (_SEED ^ length) & _MASK
-    whole = length - length % 4
-    for i in range(0, whole, 4):
+    """The 32-bit murmur2 hash of `data`, unsigned.
+
+    In 64-bit integers: products wrap around when compiled, which leaves their lower half right.
+    """
+    length: i64 = len(data)
+    h: i64 = (_SEED ^ length) & _MASK
+    whole: i64 = length - length % 4
+    i: i64 = 0
+    k: i64 = 0
+    while i < whole:
         k = data[i] | data[i + 1] << 8 | data[i + 2] << 16 | data[i + 3] << 24
+        i += 4
         k = (k * _M) & _MASK
         k ^= k >> 24
         k = (k * _M) & _MASK
         h = ((h * _M) & _MASK) ^ k
-    left = length - whole
+    left: i64 = length - whole
     if left == 3:
         h ^= data[whole + 2] << 16
     if left >= 2:

@@ -35,6 +35,14 @@ COLUMNS: Final = (
 _DATE: Final = "date_from_unix_date(CAST(floor(unix_micros(timestamp) / 86400000000) AS INT))"
 """The day in UTC, whatever time zone the session has."""
 
+_SETTINGS: Final = {
+    # Else the rows of a task are sorted by date before they are written.
+    "spark.sql.maxConcurrentOutputFileWriters": str(limits.ARCHIVE_WRITERS_MAX),
+    # Spark's default is 96 bits wide, has no statistics, and other writers do not write it.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+"""Of the query's own session: the user's stays as it is."""
+
 _WAIT_MS: Final = 600_000
 _WRITER: Final = {
     # No file beside the data, and one rename less: nobody reads a staging directory half-written.
@@ -138,8 +146,8 @@ class BatchWriter:
         if self.stopping.is_set():
             self._wait_for_the_end(spark)
         self.open(spark)
-        # Else the rows of a task are sorted by date before they are written.
-        spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", str(limits.ARCHIVE_WRITERS_MAX))
+        for key, value in _SETTINGS.items():
+            spark.conf.set(key, value)
         query = self._query_id(spark)
         if self.target.form == "parquet":
             self._add_parquet(batch, query, number)

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import Filter
 from penstock.spark.offsets import Range
 
 _LOG_COLUMNS: Final = {"offset": "index", "timestamp": "timestamp"}
+_NEVER_NULL: Final = ("value", "topic", "partition", "offset", "timestamp", "timestamptype")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _INVERSE: Final = {"==": "!=", "<": ">=", "<=": ">", ">": "<=", ">=": "<", "in": "not in"}
 _OPERATORS: Final[dict[type[Filter], str]] = {
@@ -69,6 +70,8 @@ class Conditions:
     def accept(self, filters: Iterable[Filter]) -> Iterator[Filter]:
         """Take what can be applied exactly; yields the rest, which Spark applies."""
         for each in filters:
+            if isinstance(each, datasource.IsNotNull) and each.attribute[0].lower() in _NEVER_NULL:
+                continue
             found = _condition(each)
             if found is None:
                 yield each

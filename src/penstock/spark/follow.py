@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock import limits
-from penstock.errors import UnknownPartition, UnknownStream
+from penstock.errors import IndexOutOfRange, UnknownPartition, UnknownStream
 from penstock.flight.client import Bounds, FlightClient
-from penstock.spark.fetch import client, data_lost, logger, patiently, warn_lost
+from penstock.spark.fetch import data_lost, logger, patiently, warn_lost
 from penstock.spark.offsets import (
     FIRST,
     LOST,
@@ -100,6 +100,14 @@ def _index_at(stream: str, microseconds: int, hub: FlightClient) -> list[int]:
     return hub.index_at(stream, microseconds)
 
 
+class Gap(NamedTuple):
+    """Records lost of a partition: before the last gap, and in it from `start` on."""
+
+    before: int
+    start: int
+    records: int
+
+
 class Follower:
     """Follows the streams of one query. May be pickled; connections are not part of it."""
 
@@ -111,7 +119,7 @@ class Follower:
         self._extents: Looked | None = None
         self._target: Offsets | None = None
         self._saved: Offsets | None = None
-        self._gaps: Offsets = {}
+        self._gaps: dict[tuple[str, int], Gap] = {}
 
     def initial(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins; Spark asks twice and has to hear the same."""
@@ -141,7 +149,7 @@ class Follower:
         begin = self._of_interest(stored)
         wait_s = limits.SPARK_WAIT_S if self._target is None else 0.0
         extents = self._look_again(begin, wait_s)
-        self._handle(survey(begin, extents)[1], final=False)
+        self._handle(survey(begin, extents)[1])
         end = admit(begin, extents, self._target, max_records, max_bytes)
         if end == stored:
             return start
@@ -157,7 +165,7 @@ class Follower:
         if extents is None or not _covers(extents, stop):
             extents = look(self._hub, only(list(stop))) if stop else {}
         found, losses = ranges(begin, stop, extents)
-        self._handle(losses, final=True)
+        self._handle(losses)
         return found, extents
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -175,7 +183,7 @@ class Follower:
             }
         )
         if self._gaps:
-            told[LOST] = to_spark(self._gaps)
+            told[LOST] = to_spark(self._lost())
         return told
 
     # -- inside ----------------------------------------------------------------------------------
@@ -187,7 +195,8 @@ class Follower:
             self._extents = look(self._hub, self._streams, known, wait_s)
         except UnknownStream:
             found = look(self._hub, only(list(self._streams.names)))
-            if begin is not None and set(self._streams.names) - set(found) - set(begin):
+            unheard = set(self._streams.names) - set(found) - set(begin or ())
+            if begin is not None and unheard and self._options.fail_on_data_loss:
                 raise
             self._extents = found
         return self._extents
@@ -208,16 +217,26 @@ class Follower:
     def _starts_at_a_moving_point(self) -> bool:
         return self._options.starting_us is not None or is_moving(self._options.starting)
 
-    def _handle(self, losses: list[Loss], *, final: bool) -> None:
-        """Fail, or go on: then gaps are counted when a batch is cut out of what is left."""
+    def _handle(self, losses: list[Loss]) -> None:
+        """Fail, or go on and count.
+
+        A batch meets a gap when its end is chosen and again when it is planned: it counts once.
+        """
         if losses and self._options.fail_on_data_loss:
             raise data_lost(losses)
         for loss in losses:
-            if final:
-                gaps = self._gaps.setdefault(loss.stream, {})
-                gaps[loss.partition] = gaps.get(loss.partition, 0) + loss.records
-            if final or not loss.records:
+            gap = self._gaps.get((loss.stream, loss.partition), Gap(0, -1, 0))
+            if gap.start != loss.start:
                 warn_lost(loss)
+                gap = Gap(gap.before + gap.records, loss.start, 0)
+            gap = gap._replace(records=max(gap.records, loss.records))
+            self._gaps[loss.stream, loss.partition] = gap
+
+    def _lost(self) -> Offsets:
+        found: Offsets = {}
+        for (stream, number), gap in self._gaps.items():
+            found.setdefault(stream, {})[number] = gap.before + gap.records
+        return found
 
     def _save(self, position: Offsets) -> None:
         group = self._options.group
@@ -225,14 +244,25 @@ class Follower:
             return
         try:
             patiently(self._hub, lambda hub: hub.save_positions(group, position))
-        except UnknownStream as error:
-            # Of one that was deleted; whether that matters, the look that follows decides.
-            there = set(look(self._hub, only(list(position))))
-            logger.info("positions of %s are saved without a deleted stream: %s", group, error)
-            left = {stream: each for stream, each in position.items() if stream in there}
+        except (UnknownStream, UnknownPartition, IndexOutOfRange) as error:
+            # Deleted, or made anew; whether that matters, the look that follows decides.
+            logger.info("group %s: not all positions can be saved: %s", group, error)
+            left = _possible(position, look(self._hub, only(list(position))))
             if left:
-                client(self._hub).save_positions(group, left)
+                patiently(self._hub, lambda hub: hub.save_positions(group, left))
         self._saved = position
+
+
+def _possible(position: Offsets, extents: Looked) -> Offsets:
+    left = {
+        stream: {
+            number: index
+            for number, index in each.items()
+            if number in extents.get(stream, {}) and index <= extents[stream][number].end
+        }
+        for stream, each in position.items()
+    }
+    return {stream: each for stream, each in left.items() if each}
 
 
 def _covers(extents: Looked, stop: Offsets) -> bool:

@@ -25,8 +25,9 @@ _SECONDS_MAX: Final = 600.0
 """For all jars together. It takes 25 s on a good line; without one the resolver gives up itself."""
 
 _RESOLVER: Final = (sys.executable, "-m", "penstock.spark.resolve")
-_SAID_MAX: Final = 1_000
-"""How much of what a failed resolver said is shown: the reason stands at the end."""
+_LINES_MAX: Final = 5
+_LINE_MAX: Final = 300
+"""How much of what a failed resolver said is shown."""
 
 
 class Jar(NamedTuple):
@@ -187,8 +188,12 @@ def _arrivals(scratch: Path, wanted: Sequence[Jar]) -> Generator[Jar]:
 
 
 def _not_fetched(jar: Jar, said: str) -> JarsMissing:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    # It says a lot: of interest are hosts it did not reach, and why it gave up.
+    told = [line for line in lines if line.startswith(("Host ", "Server access"))] + lines[-1:]
+    shown = "\n  ".join(line[:_LINE_MAX] for line in told[-_LINES_MAX:])
     return JarsMissing(
         f"{jar.coordinates} could not be fetched. With a network, `penstock jars` tries again; "
         f"without one, copy the jars from a machine that has them into {folder()}. Spark's "
-        f"resolver said:\n{said.strip()[-_SAID_MAX:]}"
+        f"resolver said:\n  {shown}"
     )

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 DEAD: Final = ".dlq"
 _CORRUPT: Final = "_penstock_corrupt"
-_SPACE: Final = " \t\r\n"
+_START: Final = "TRIM(LEADING ' \t\r\n' FROM CAST(raw AS STRING))"
+_END: Final = "TRIM(TRAILING ' \t\r\n' FROM CAST(raw AS STRING))"
 _OPTIONS: Final = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": _CORRUPT,
@@ -163,7 +164,7 @@ def parsed(rows: DataFrame, schema: StructType) -> DataFrame:
         F.col("value").isNull()
         | F.col(f"value.{_CORRUPT}").isNotNull()
         # Spark reads the first object and forgets what follows, and replaces what is not UTF-8.
-        | ~F.endswith(F.rtrim(raw, F.lit(_SPACE)), F.lit("}"))
+        | ~F.endswith(F.expr(_END), F.lit("}"))
         | ~F.is_valid_utf8(raw)
     )
     return result.withColumn("bad", bad)
@@ -226,12 +227,12 @@ def _reason(schema: StructType) -> Column:
         )
         for field in schema.fields[: limits.PARSE_REASON_COLUMNS]
     ]
-    whole = F.rtrim(text, F.lit(_SPACE))
+    whole = F.expr(_END)
     return (
         F.when(~F.is_valid_utf8(text), F.lit("the value is not UTF-8"))
         .when(whole == "", F.lit("the value is empty"))
         .when(F.try_parse_json(text).isNull(), F.lit("the value is not JSON"))
-        .when(~F.startswith(F.ltrim(text, F.lit(_SPACE)), F.lit("{")),
+        .when(~F.startswith(F.expr(_START), F.lit("{")),
               F.lit("the value is not a JSON object"))
         .when(~F.endswith(whole, F.lit("}")), F.lit("something follows the JSON object"))
         .otherwise(F.coalesce(F.nullif(F.concat_ws(", ", *one), F.lit("")),

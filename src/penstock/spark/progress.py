@@ -90,6 +90,7 @@ class Board:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._streams: dict[str, StreamProgress] = {}
+        self._earliest: dict[str, Mapping[int, int]] = {}
         self._since = time.monotonic()
         self.told: Callable[[Batch], None] = lambda _batch: None
         """Hears of each batch."""
@@ -99,10 +100,14 @@ class Board:
         with self._lock:
             return self._streams.setdefault(stream, StreamProgress(stream))
 
+    def begins(self, stream: str, earliest: Mapping[int, int]) -> None:
+        """Where a stream's partitions begin, which Spark does not tell of a query's first batch."""
+        self._earliest[stream] = earliest
+
     def report(self, stream: str, progress: Mapping[str, Any]) -> None:
         """A query's progress, as Spark tells it."""
         source = progress["sources"][0] if progress.get("sources") else {}
-        rows = int(source.get("numInputRows") or 0)
+        rows = read(source, self._earliest.get(stream, {}))
         durations = progress.get("durationMs") or {}
         seconds = float(durations.get("triggerExecution") or 0) / 1000
         entry = self.of(stream)
@@ -123,6 +128,17 @@ class Board:
 
     def summary(self) -> Summary:
         return Summary(time.monotonic() - self._since, self.streams())
+
+
+def read(source: Mapping[str, Any], earliest: Mapping[int, int]) -> int:
+    """How many records a batch read.
+
+    Spark's own number counts them again whenever a batch looks at them again.
+    """
+    start, end = (_offsets(source.get(name)) for name in ("startOffset", "endOffset"))
+    return sum(
+        index - start.get(place, earliest.get(int(place[1]), 0)) for place, index in end.items()
+    )
 
 
 def lag(source: Mapping[str, Any]) -> int | None:

@@ -23,6 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from penstock import limits
 from penstock.errors import BadSetting
 
 HEADERS: Final = ArrayType(
@@ -113,12 +114,14 @@ class Rows:
         if made is None or len(made) < rows:
             if len(self._constants) > _CONSTANTS_MAX:
                 self._constants.clear()
-            made = pa.repeat(pa.scalar(value, kind), rows)
+            length = limits.SPARK_BATCH_RECORDS if rows > _SMALL_BATCH else rows
+            made = pa.repeat(pa.scalar(value, kind), max(rows, length))
             self._constants[name, value] = made
         return made if len(made) == rows else made.slice(0, rows)
 
 
 _CONSTANTS_MAX: Final = 64
+_SMALL_BATCH: Final = 4_096
 
 
 def headers_of(column: pa.ListArray, kind: pa.DataType) -> pa.Array:

@@ -45,8 +45,6 @@ _ALWAYS: Final = {
     "spark.ui.showConsoleProgress": "false",
     # Dates of partitions and times in SQL must not depend on where a machine stands.
     "spark.sql.session.timeZone": "UTC",
-    # Off by default in 4.2; the source takes filters where the session lets it.
-    "spark.sql.python.filterPushdown.enabled": "true",
 }
 _LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",
@@ -98,7 +96,11 @@ def spark_session(
     process. `delta` adds Delta Lake. `conf` are Spark's settings; they win over those made here.
     """
     _need_pyspark()
+    from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
+
+    # An error of SQL is raised; it need not be printed as JSON, with its stack, as well.
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel("CRITICAL")
 
     given = dict(conf or {})
     master, remote = _where(master, remote)

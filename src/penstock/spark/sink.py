@@ -78,8 +78,15 @@ class SinkOptions:
             given.text("topic"),
             app,
             version,
-            given.text("checkpointLocation") or "",
+            _one_spelling(given.text("checkpointLocation") or ""),
         )
+
+
+def _one_spelling(location: str) -> str:
+    """Declarative pipelines name one checkpoint `file:/x` in a run and `file:///x` in the next."""
+    if not location.startswith("file:/"):
+        return location
+    return "/" + location.removeprefix("file:").lstrip("/")
 
 
 @dataclass(frozen=True)

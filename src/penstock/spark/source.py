@@ -43,7 +43,9 @@ class PenstockSource(DataSource):
         from penstock.spark.reader import BatchReader, FilteringReader, filters_are_pushed
 
         options = SourceOptions.of(self.options, "batch")
-        return (FilteringReader if filters_are_pushed() else BatchReader)(options, schema)
+        if options.push_filters and filters_are_pushed():
+            return FilteringReader(options, schema)
+        return BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from penstock.spark.stream import RefusingReader, StreamReader

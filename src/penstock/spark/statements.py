@@ -7,12 +7,13 @@ semicolons and to take a statement's target off its query.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from penstock import limits
-from penstock.errors import BadStatement
+from penstock.errors import BadSetting, BadStatement
 
 SUPPORTED: Final = """\
 INSERT INTO <stream> [(columns)] SELECT ...
@@ -120,6 +121,37 @@ def parse(file: str, text: str, variables: Mapping[str, str] | None = None) -> l
         )
     source = Source(file, substitute(file, text, variables or {}))
     return [_Parser(source, tokens).statement() for tokens in split(source)]
+
+
+def read_file(file: Path, variables: Mapping[str, str] | None = None) -> list[Statement]:
+    """The statements of a file, of which at least one has a target."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise BadSetting(f"{file} cannot be read: {why}") from None
+    statements = parse(str(file), text, variables)
+    targets = sum(not isinstance(each, AsItIs) for each in statements)
+    if not targets:
+        raise BadStatement(
+            f"{file} starts nothing: it needs an INSERT INTO <stream> SELECT ... or a CREATE TABLE "
+            "<name> AS SELECT ..."
+        )
+    if targets > limits.SQL_QUERIES_MAX:
+        raise BadStatement(
+            f"{file} has {targets} statements with a target: at most {limits.SQL_QUERIES_MAX}; "
+            "make several files of it"
+        )
+    return statements
+
+
+def needs_delta(statements: Iterable[Statement]) -> bool:
+    """Whether a statement writes, or reads by path, a Delta table."""
+    return any(
+        (isinstance(each, IntoTable) and each.form == "delta")
+        or re.search(r"\bdelta\s*\.\s*`", each.text, re.IGNORECASE) is not None
+        for each in statements
+    )
 
 
 _VARIABLE: Final = re.compile(r"\$\{(\w+)\}")

@@ -198,7 +198,7 @@ def claim(root: Path, hub: str, form: str) -> None:
     if found is None:
         make_directory(file.parent)
         write_json(file, {"version": _VERSION, "hub": hub, "format": form})
-    elif found.get("hub") != hub:
+    elif hub and found.get("hub") not in (hub, ""):  # a hub tells its id to those it trusts
         raise TableForeign(
             f"{root} is the archive of the hub with the id {found.get('hub')}, and this hub's id "
             f"is {hub}: give each hub a directory of its own"

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from bench import hub, log, spark
+from bench import hub, log, spark, wallaroo
 from bench.harness import Run
 
-GROUPS = {"log": log.BENCHMARKS, "hub": hub.BENCHMARKS, "spark": spark.BENCHMARKS}
+GROUPS = {
+    "log": log.BENCHMARKS,
+    "hub": hub.BENCHMARKS,
+    "spark": spark.BENCHMARKS,
+    "wallaroo": wallaroo.BENCHMARKS,
+}
 
 
 def main(wanted: list[str]) -> int:

@@ -32,6 +32,17 @@ WORDS = {
     "hub.idle_memory": "memory of an idle hub, against 150 MiB",
     "hub.start": "seconds until a hub is ready",
     "hub.start_1k_streams": "the same with 1,000 streams",
+    "wallaroo.ingest": "100-byte messages of a Wallaroo connector, durable and acked, against raw "
+    "write + `fdatasync` of the same payloads",
+    "wallaroo.ingest_ack_p99": "from sending to the ack, p99, at that rate",
+    "wallaroo.ingest_100_streams": "the same with 100 streams interleaved at random",
+    "wallaroo.ingest_1000_streams": "the same over 100 connections with 10 streams each",
+    "wallaroo.ingest_1000_streams_ack_p99": "its acks, p99",
+    "wallaroo.ingest_1kib": "messages of 1 KiB, one stream",
+    "wallaroo.ingest_100_streams_1kib": "messages of 1 KiB, 100 streams",
+    "wallaroo.connector": "our own connector from a Python source, against 500,000 messages/s",
+    "wallaroo.memory_stalled": "growth of the hub while its disk stands still and 100 connections "
+    "push, against 64 MiB",
     "spark.read_segments": "streaming read of 10 M records by Spark from segments on the same "
     "machine, against Spark's own Parquet file stream of the same rows",
     "spark.read_flight": "the same through Arrow Flight",

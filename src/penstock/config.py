@@ -61,6 +61,41 @@ class FlightSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Calls at once; further ones are told to try again."""
 
 
+class WallarooSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The door for Wallaroo connectors; `docs/wallaroo.md` tells more."""
+
+    listen: str | None = None
+    """Address and port, by custom 127.0.0.1:7472; without it the door stays closed."""
+    cookie: str = ""
+    """The secret that connectors have to show. Empty: they must show none."""
+    version: str = "0.0.1"
+    """The protocol version that connectors have to name, exactly."""
+    streams: str = "{program}.{instance}.{stream}"
+    """A stream's name, of what the connector says. What no stream's name has is escaped."""
+    create: bool = True
+    """Whether streams are made when connectors introduce them."""
+    user: str | None = None
+    """The user whose rights connectors have; without one they may write to all streams."""
+    ack: Literal["durable", "processed"] = "durable"
+    """When a message is acked: `durable`, on disk; `processed`, when `group` has read past it."""
+    group: str | None = None
+    """The group for `processed`. It is registered on each stream that a connector introduces."""
+    credits_max: int = limits.WALLAROO_CREDITS_MAX
+    """Credits of one session at most."""
+    window_bytes: int = limits.WALLAROO_WINDOW_BYTES
+    """What all connectors together may have on its way to the disk; credits follow it."""
+    frame_bytes_max: int = limits.WALLAROO_FRAME_BYTES_MAX
+    """Largest frame, and so nearly the largest message."""
+    connections_max: int = limits.WALLAROO_CONNECTIONS_MAX
+    """Connections open at once; further ones are closed."""
+    event_time: Literal["s", "ms", "us", "ns"] = "ns"
+    """The unit of connectors' event times, since 1970. Wallaroo has nanoseconds."""
+    literal: bool = False
+    """Messages without stream ids, as the specification's text first had them."""
+    debug: bool = False
+    """Allow faults to be made on purpose, for authors of connectors. Only on this machine."""
+
+
 class TlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """TLS, for every door. The files are read again when they change."""
 
@@ -76,6 +111,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hub: HubSettings = HubSettings()
     http: HttpSettings = HttpSettings()
     flight: FlightSettings = FlightSettings()
+    wallaroo: WallarooSettings = WallarooSettings()
     tls: TlsSettings = TlsSettings()
     log: LogSettings = LogSettings()
 
@@ -114,7 +150,10 @@ class ConfigError(BadSetting):
         self.mistakes = mistakes
 
 
-_RESERVED = {"PENSTOCK_PURE", "PENSTOCK_CONFIG", "PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_CA"}
+_RESERVED = {
+    "PENSTOCK_PURE", "PENSTOCK_CONFIG", "PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_CA",
+    "PENSTOCK_COOKIE", "PENSTOCK_WORKER",
+}  # fmt: skip
 _PREFIX = "PENSTOCK_"
 
 

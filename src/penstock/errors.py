@@ -9,6 +9,8 @@
     │   ├── UnknownPartition       the stream has fewer partitions
     │   ├── UnknownGroup           no such group, or it has no position there
     │   ├── UnknownUser            no such user
+    │   ├── UnknownSession         no such session of a connector
+    │   ├── DoorClosed             the hub does not speak that protocol
     │   ├── StreamExists           the name is taken, or clashes with one that is
     │   ├── IndexOutOfRange        an index past the end of a partition
     │   ├── IndexTrimmed           an index below the earliest one kept
@@ -94,6 +96,14 @@ class UnknownGroup(LocalError):
 
 class UnknownUser(LocalError):
     code = "unknown-user"
+
+
+class UnknownSession(LocalError):
+    code = "unknown-session"
+
+
+class DoorClosed(LocalError):
+    code = "door-closed"
 
 
 class StreamExists(LocalError):

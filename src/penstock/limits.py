@@ -227,6 +227,91 @@ FLIGHT_CALL_S_MAX: Final = 120.0
 FLIGHT_ERROR_CHARS_MAX: Final = 1_000
 """Of an error's message: it travels in headers of at most 8 KiB, twice."""
 
+# -- the Wallaroo door -------------------------------------------------------------------------
+
+WALLAROO_FRAME_BYTES_MAX: Final = 4 * MIB
+"""One frame; the specification wants "a few megabytes", to be configured."""
+
+WALLAROO_HELLO_BYTES_MAX: Final = 16 * KIB
+"""A HELLO, which anybody may send: a version, a cookie and two names; as HTTP's headers."""
+
+WALLAROO_READ_BYTES: Final = 256 * KIB
+"""A busy connection's buffer: what one read takes at most. Idle ones stay at the next."""
+
+WALLAROO_FIRST_READ_BYTES: Final = 4 * KIB
+WALLAROO_DIRECT_BYTES: Final = 64 * MIB
+"""What is decoded at once of data handed over: offsets within it have 31 bits."""
+
+WALLAROO_WINDOW_BYTES: Final = 12 * MIB
+"""What all connectors together may have on its way to the disk: three commits of a fast disk."""
+
+WALLAROO_CREDITS_MAX: Final = 32_768
+"""Of one session: at three million messages a second that is 11 ms of them."""
+
+WALLAROO_CREDITS_MIN: Final = 16
+"""However large its messages are, a session keeps so many credits."""
+
+WALLAROO_FIRST_CREDITS: Final = 1_000
+"""Before the first message shows how large they are."""
+
+WALLAROO_SHIPPED_CREDITS: Final = 200
+"""The same for shipped connectors, which stand still when they have fewer than streams."""
+
+WALLAROO_SHIPPED_WINDOW_BYTES: Final = 1_000_000
+"""Shipped connectors lose data when the kernel takes only a part of what they send: 1.4 MB on the
+way were measured to be safe, 4 MB not."""
+
+WALLAROO_STREAMS_MAX: Final = 10_000
+"""Of one session."""
+
+WALLAROO_MARKS_MAX: Final = 256
+"""Messages of one stream that wait for a group are remembered at so many places."""
+
+WALLAROO_CONNECTIONS_MAX: Final = 2_000
+WALLAROO_HELLO_S_MAX: Final = 10.0
+WALLAROO_FRAME_S_MAX: Final = 60.0
+"""How long one frame may take to arrive."""
+
+WALLAROO_WRITE_BYTES_MAX: Final = 256 * KIB
+WALLAROO_WRITE_S_MAX: Final = 30.0
+"""A connector that does not take what it is sent is cut off after this time."""
+
+WALLAROO_NOTES_MAX: Final = 50_000
+"""Streams of connectors that are remembered: half of all notes."""
+
+# -- Wallaroo connectors -----------------------------------------------------------------------
+
+WALLAROO_TURN_BYTES: Final = 256 * KIB
+WALLAROO_TURN_MESSAGES: Final = 512
+"""What one stream sends before it is the next one's turn, or its share of the credits: fewer at a
+time cost more, as a run of frames takes some 50 microseconds to write, whatever its length."""
+
+WALLAROO_GATHER_MESSAGES: Final = 1_000
+WALLAROO_GATHER_BYTES: Final = 256 * KIB
+"""Messages a source yields one by one are held until so many can be sent as a run."""
+
+WALLAROO_CHUNKS_MAX: Final = 2
+"""Chunks of a source that are held: one that is being sent, and the next."""
+
+WALLAROO_NACKS_MAX: Final = 10_000
+"""NACKs that wait for credits to be answered; a worker that sends more is not served."""
+
+WALLAROO_CONNECT_S_MAX: Final = 10.0
+"""How long a worker may take to accept a connection, and then to say OK."""
+
+WALLAROO_RETRY_S_MIN: Final = 0.1
+WALLAROO_RETRY_S_MAX: Final = 30.0
+"""Pauses between attempts to connect: doubled each time, and shortened by chance up to a half."""
+
+WALLAROO_ERRORS_MAX: Final = 3
+"""So many times in a row a worker may answer with ERROR before a connector gives up."""
+
+WALLAROO_STOP_S: Final = 10.0
+"""How long a connector that is stopped waits for acks of what it has sent."""
+
+SOURCE_READ_BYTES: Final = 512 * KIB
+"""What a source reads of a file at once, and so about what a chunk holds."""
+
 # -- groups ------------------------------------------------------------------------------------
 
 GROUP_STALE_DEFAULT_S: Final = 7 * 24 * 3600.0

@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.log", "tests.records")
+pytest.register_assert_rewrite("tests.contract.log", "tests.contract.doors", "tests.records")

@@ -38,13 +38,22 @@ def check(
                 errors.print(mistake.message, markup=False, highlight=False)
         raise typer.Exit(2) from None
     if json:
-        values = {name: value._asdict() for name, value in resolved.values.items()}
+        values = {name: _shown(name, value)._asdict() for name, value in resolved.values.items()}
         show_json({"ok": True, "values": values})
         return
     table = Table(box=None, padding=(0, 2))
     for column in ("setting", "value", "from"):
         table.add_column(column)
-    for name, value in resolved.values.items():
+    for name, each in resolved.values.items():
+        value = _shown(name, each)
         style = None if value.source == "default" else "bold"
         table.add_row(name, str(value.value), value.source, style=style)
     console.print(table)
+
+
+_SECRETS = {"wallaroo.cookie"}
+
+
+def _shown(name: str, value: configuration.Value) -> configuration.Value:
+    """Secrets are not shown, only that there is one."""
+    return value._replace(value="***") if name in _SECRETS and value.value else value

@@ -11,6 +11,7 @@ import penstock
 from penstock.cli import (
     bench,
     check,
+    connect,
     doctor,
     groups,
     jars,
@@ -23,6 +24,7 @@ from penstock.cli import (
     tail,
     user,
     verify,
+    wallaroo,
     write,
 )
 from penstock.cli import version as version_command
@@ -68,6 +70,7 @@ app.add_typer(streams.app, name="streams")
 app.command()(write.write)
 app.command()(read.read)
 app.command()(tail.tail)
+app.add_typer(connect.app, name="connect")
 app.add_typer(groups.app, name="groups")
 pipeline.app.command()(pipeline_sql.sql)
 pipeline.app.command()(pipeline_sql.init)
@@ -75,6 +78,7 @@ pipeline.app.command()(pipeline_sql.run)
 app.add_typer(pipeline.app, name="pipeline")
 app.command()(shell.shell)
 app.add_typer(user.app, name="user")
+app.add_typer(wallaroo.app, name="wallaroo")
 app.command()(verify.verify)
 app.command()(doctor.doctor)
 app.command()(jars.jars)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from penstock.errors import (
     BadSetting,
     BatchTooLarge,
     DiskFull,
+    DoorClosed,
     Forbidden,
     IndexOutOfRange,
     IndexTrimmed,
@@ -41,6 +42,7 @@ from penstock.errors import (
     Unauthorized,
     UnknownGroup,
     UnknownPartition,
+    UnknownSession,
     UnknownStream,
     UnknownUser,
 )
@@ -54,7 +56,10 @@ from penstock.hub.requests import (
     Reset,
     StreamChange,
     Trim,
+    WallarooDebug,
+    WallarooRewind,
     path_partition,
+    path_session,
     query_bool,
     query_float,
     query_int,
@@ -63,6 +68,7 @@ from penstock.hub.requests import (
 )
 from penstock.hub.tail import tail_events
 from penstock.hub.users import Right, User, require
+from penstock.hub.wallaroo import WallarooApi
 from penstock.log import ResetTo, StreamInfo
 
 if TYPE_CHECKING:
@@ -84,6 +90,8 @@ STATUS: Final[dict[type[PenstockError], int]] = {
     UnknownPartition: 404,
     UnknownGroup: 404,
     UnknownUser: 404,
+    UnknownSession: 404,
+    DoorClosed: 404,
     StreamExists: 409,
     PositionBackwards: 409,
     IndexTrimmed: 410,
@@ -114,6 +122,7 @@ class HttpDoor(Door):
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        self._wallaroo = WallarooApi(hub)
         self._bodies = ByteBudget(limits.HTTP_BODIES_BYTES_MAX)
         self._stopping = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -208,6 +217,11 @@ class HttpDoor(Door):
             web.delete(group, self._drop_group),
             web.put(group + "/positions", self._save_positions),
             web.post(group + "/reset", self._reset_group),
+            web.get(v1 + "/wallaroo/sessions", self._wallaroo_sessions),
+            web.delete(v1 + "/wallaroo/sessions/{session:[^/]+}", self._wallaroo_close),
+            web.post(v1 + "/wallaroo/sessions/{session:[^/]+}/debug", self._wallaroo_debug),
+            web.get(v1 + "/wallaroo/streams", self._wallaroo_streams),
+            web.post(v1 + "/wallaroo/rewind", self._wallaroo_rewind),
         ]
 
     # -- around every handler --------------------------------------------------------------------
@@ -504,6 +518,27 @@ class HttpDoor(Door):
         )
         return _json({"moves": moves, "dry_run": wanted.dry_run})
 
+    # -- Wallaroo's connectors -------------------------------------------------------------------
+
+    async def _wallaroo_sessions(self, request: web.Request) -> web.Response:
+        return _json({"sessions": self._wallaroo.sessions(_user(request))})
+
+    async def _wallaroo_streams(self, request: web.Request) -> web.Response:
+        return _json({"streams": self._wallaroo.streams(_user(request))})
+
+    async def _wallaroo_close(self, request: web.Request) -> web.Response:
+        self._wallaroo.close(_user(request), path_session(request))
+        return web.Response(status=204)
+
+    async def _wallaroo_debug(self, request: web.Request) -> web.Response:
+        number = path_session(request)
+        wanted = await self._decode(request, WallarooDebug)
+        return _json(self._wallaroo.debug(_user(request), number, wanted))
+
+    async def _wallaroo_rewind(self, request: web.Request) -> web.Response:
+        wanted = await self._decode(request, WallarooRewind)
+        return _json(await self._wallaroo.rewind(_user(request), wanted))
+
     # -- reading requests ------------------------------------------------------------------------
 
     def _stream(self, request: web.Request, right: Right) -> str:
@@ -548,7 +583,7 @@ class _Crowded(asyncio.Protocol):
     """Says that there are too many connections, and hangs up."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
         error = {
             "code": "too-many-connections",
             "message": "try again later (http.connections_max)",

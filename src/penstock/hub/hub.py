@@ -18,11 +18,12 @@ import secrets
 import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
+from prometheus_client.core import Metric
 
 from penstock.config import Config
 from penstock.errors import BadSetting, PenstockError
@@ -54,6 +55,10 @@ class Door(ABC):
     @abstractmethod
     async def close(self, seconds: float) -> None:
         """Take no more, finish what is under way within `seconds`, and close."""
+
+    def metrics(self) -> Iterable[Metric]:
+        """What it tells of itself, besides what all doors do; called in a thread."""
+        return ()
 
     async def renew_tls(self) -> None:  # noqa: B027
         """New TLS files are in use; most doors have the hub's context, which knows."""
@@ -102,6 +107,8 @@ class Hub:
         """
         from penstock.flight.door import FlightDoor
         from penstock.hub.http import HttpDoor
+        from penstock.protocols.wallaroo.door import WallarooDoor
+        from penstock.protocols.wallaroo.door import check as check_wallaroo
 
         log = await asyncio.to_thread(open_log, config.hub.data, config.log, clock=clock)
         try:
@@ -116,6 +123,9 @@ class Hub:
                 doors = (FlightDoor, *doors)
             for listen in listens:
                 check_exposure(config, hub.users, listen)
+            if config.wallaroo.listen is not None:
+                check_wallaroo(hub)
+                doors = (WallarooDoor, *doors)
             hub.users.required = any(is_exposed(config, listen) for listen in listens)
             http = HttpDoor(hub)
             hub.doors.append(http)

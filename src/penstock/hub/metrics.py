@@ -86,6 +86,8 @@ class Metrics(Collector):
             connections.add_metric([each.name], each.connections)
         yield rejected
         yield connections
+        for each in list(self._hub.doors):
+            yield from each.metrics()
         yield from self._log_metrics()
         yield from self._stream_metrics()
         build = penstock.build_info()

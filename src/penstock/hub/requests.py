@@ -15,6 +15,7 @@ from penstock.errors import BadFormat, BatchTooLarge
 from penstock.hub import formats
 from penstock.log import StreamSettings
 
+_UInt64 = Annotated[int, msgspec.Meta(ge=0)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -54,6 +55,30 @@ class Reset(msgspec.Struct, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
+class WallarooRewind(msgspec.Struct, forbid_unknown_fields=True):
+    """Have a connector's stream sent again from after a point of reference; null: all of it."""
+
+    program: str
+    instance: str
+    stream: _UInt64
+    ref: _UInt64 | None = None
+
+
+class WallarooDebug(msgspec.Struct, forbid_unknown_fields=True):
+    """Make faults in a connector's session on purpose."""
+
+    stutter_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] | None = None
+    """Acks wait for so long; 0 ends it."""
+    hold_credits: bool | None = None
+    """Whether no credits are given back."""
+    force: Literal["nack", "error", "restart", "cut"] | None = None
+    stream: _UInt64 | None = None
+    """For nack."""
+    ref: _UInt64 = 0
+    text: str = "forced by an operator"
+    """The reason of an error, or the address of a restart."""
+
+
 class ByteBudget:
     """Bytes that may be held at once; who wants more waits for its turn."""
 
@@ -86,6 +111,11 @@ def too_large(most: int) -> BatchTooLarge:
 def path_partition(request: web.Request) -> int:
     """The partition in the path."""
     return _whole("partition", request.match_info["partition"])
+
+
+def path_session(request: web.Request) -> int:
+    """The session in the path."""
+    return _whole("session", request.match_info["session"])
 
 
 _WHOLE: Final = re.compile(r"-?[0-9]{1,20}")

@@ -436,7 +436,7 @@ class Committer:
             return
         kept, last_ids, producer = None, None, b""
         if pending.sequenced is not None:
-            kept = self._producers.resent(pending.sequenced, pending.row_pids())
+            kept = self._producers.resent(pending.sequenced, pending)
             if kept is not None:
                 pending = _without_resent(pending, kept)
                 if pending.batch.count == 0:

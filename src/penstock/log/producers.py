@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from penstock import limits
 from penstock.errors import BadBatch, BadName, TooMany
-from penstock.log.ends import Pids
 from penstock.log.names import check_label
 
 if TYPE_CHECKING:
@@ -122,20 +121,26 @@ class Producers:
         """What was taken could not be stored."""
         self._dirty = {**dirty, **self._dirty}
 
-    def resent(self, sequence: Sequenced, pids: Pids) -> NDArray[np.bool_] | None:
+    def resent(self, sequence: Sequenced, pending: Pending) -> NDArray[np.bool_] | None:
         """Which rows are new, when some are not and the caller wants those dropped; else None."""
         if not sequence.drop_resent:
             return None
-        ids = sequence.ids
-        order = np.argsort(pids, kind="stable")
-        sorted_pids = pids[order]
-        starts = np.flatnonzero(np.concatenate(([True], sorted_pids[1:] != sorted_pids[:-1])))
+        ids, slots = sequence.ids, pending.slots
+        if slots is None:
+            last = self._current(sequence.name, int(pending.pids[0]))
+            kept = _rising(ids, last)
+            return None if kept.all() else kept
+        order = np.argsort(slots, kind="stable")
+        by_run = ids[order]
+        stops = np.cumsum(pending.counts, dtype=np.int64)
+        starts = stops - pending.counts
+        lasts = [self._current(sequence.name, pid) for pid in pending.pids.tolist()]
+        if _all_rise(by_run, starts, lasts):
+            return None
         kept = np.ones(len(ids), np.bool_)
-        for run, start in enumerate(starts):
-            stop = starts[run + 1] if run + 1 < len(starts) else len(order)
-            rows = order[start:stop]
-            kept[rows] = _rising(ids[rows], self._current(sequence.name, int(sorted_pids[start])))
-        return None if kept.all() else kept
+        for start, stop, last in zip(starts.tolist(), stops.tolist(), lasts, strict=True):
+            kept[order[start:stop]] = _rising(by_run[start:stop], last)
+        return kept
 
     def stage(self, sequence: Sequenced, pending: Pending) -> Ids:
         """Note the last id of each run of `pending`, and return them."""
@@ -162,3 +167,13 @@ def _rising(ids: Ids, last: int | None) -> NDArray[np.bool_]:
     if last is not None:
         new &= ids > np.uint64(last)
     return new
+
+
+def _all_rise(ids: Ids, starts: NDArray[np.int64], lasts: list[int | None]) -> bool:
+    """Whether all ids of each run, which begin at `starts`, are above those before them."""
+    up = ids[1:] > ids[:-1]
+    up[starts[1:] - 1] = True
+    if not up.all():
+        return False
+    firsts = ids[starts].tolist()
+    return all(last is None or first > last for first, last in zip(firsts, lasts, strict=True))

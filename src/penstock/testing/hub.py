@@ -21,6 +21,7 @@ import msgspec
 from penstock.config import Config
 from penstock.hub.hub import Door, Hub
 from penstock.log import EmbeddedLog, now_us, small_log
+from penstock.protocols.wallaroo.door import WallarooDoor
 
 
 class TestHub:
@@ -69,6 +70,13 @@ class TestHub:
     def flight_url(self) -> str:
         """Where the Flight door is."""
         return next(door.address for door in self.hub.doors if door.name == "flight")
+
+    @property
+    def wallaroo(self) -> WallarooDoor:
+        """The door for Wallaroo connectors; it is closed unless the configuration opens it."""
+        door = next(door for door in self.hub.doors if door.name == "wallaroo")
+        assert isinstance(door, WallarooDoor)
+        return door
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Run a coroutine function in the hub's event loop."""

@@ -1,0 +1,1 @@
+"""The Wallaroo connector protocol: streams of messages from connectors, paid for with credits."""

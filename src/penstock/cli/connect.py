@@ -26,11 +26,19 @@ from penstock.clients import Connector, FileSource, GenerateSource, Progress
 from penstock.errors import BadSetting
 from penstock.protocols.wallaroo.client import DEFAULT_ADDRESS
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    help="Send messages to the hub as a Wallaroo connector: from files, or made up.",
-)
+app = typer.Typer(cls=Commands, rich_markup_mode="markdown", no_args_is_help=True)
+
+
+@app.callback()
+def connect() -> None:
+    """Send messages to the hub as a Wallaroo connector: from files, or made up.
+
+    Examples:
+
+        penstock connect file access.log --follow
+        penstock connect generate --rate 1000/s --count 10000
+    """
+
 
 _SHOWN_S: Final = 0.2
 _LINES_S: Final = 10.0

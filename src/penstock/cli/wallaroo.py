@@ -18,15 +18,21 @@ from penstock.cli.options import (
 )
 from penstock.cli.output import confirm, say, show_json, show_table
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Sessions and streams of Wallaroo's connectors: look at them, rewind, close.",
-)
+app = typer.Typer(cls=Commands, rich_markup_mode="markdown", no_args_is_help=True)
 _API = "/api/v1/wallaroo"
 
 SessionArgument = Annotated[int, typer.Argument(metavar="SESSION", help="The session's number.")]
+
+
+@app.callback()
+def wallaroo() -> None:
+    """Look at the sessions and streams of Wallaroo's connectors; rewind, close.
+
+    Examples:
+
+        penstock wallaroo sessions
+        penstock wallaroo streams --json
+    """
 
 
 @app.command()

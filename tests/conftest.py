@@ -1,4 +1,4 @@
-"""The contract's own asserts explain themselves as those of a test file do."""
+"""Asserts in what tests share explain themselves as those of a test file do."""
 
 import pytest
 

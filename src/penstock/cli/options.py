@@ -20,6 +20,12 @@ CaOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+MasterOption = Annotated[
+    str | None, typer.Option("--master", help="Where Spark runs: local[4], spark://host:7077, ...")
+]
+RemoteOption = Annotated[
+    str | None, typer.Option("--remote", help="A Spark Connect server: sc://host:15002.")
+]
 StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli.group import Commands
-from penstock.cli.options import DEFAULT_URL, CaOption, JsonOption, TokenOption, UrlOption
+from penstock.cli.options import (
+    DEFAULT_URL,
+    CaOption,
+    JsonOption,
+    MasterOption,
+    RemoteOption,
+    TokenOption,
+    UrlOption,
+)
 from penstock.cli.output import errors, show_json, show_table, size
 from penstock.cli.streams import BYTES, amount
 
@@ -43,12 +51,6 @@ class Parse(StrEnum):
     JSON = "json"
 
 
-MasterOption = Annotated[
-    str | None, typer.Option("--master", help="Where Spark runs: local[4], spark://host:7077, ...")
-]
-RemoteOption = Annotated[
-    str | None, typer.Option("--remote", help="A Spark Connect server: sc://host:15002.")
-]
 ConfOption = Annotated[
     list[str] | None, typer.Option("--conf", help="A setting of Spark, KEY=VALUE. Repeat it.")
 ]

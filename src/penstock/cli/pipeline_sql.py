@@ -15,12 +15,14 @@ from penstock.cli.options import (
     DEFAULT_URL,
     CaOption,
     JsonOption,
+    MasterOption,
+    RemoteOption,
     TokenOption,
     UrlOption,
     connect,
 )
 from penstock.cli.output import duration, errors, say, show_json
-from penstock.cli.pipeline import ConfOption, Form, MasterOption, RemoteOption, session
+from penstock.cli.pipeline import ConfOption, Form, session
 from penstock.errors import HubUnreachable
 
 _INTERRUPTED: Final = 130

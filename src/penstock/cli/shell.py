@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli.options import DEFAULT_URL, CaOption, TokenOption, UrlOption
+from penstock.cli.options import (
+    DEFAULT_URL,
+    CaOption,
+    MasterOption,
+    RemoteOption,
+    TokenOption,
+    UrlOption,
+)
 from penstock.cli.output import errors
 
 if TYPE_CHECKING:
@@ -22,13 +29,6 @@ if TYPE_CHECKING:
 
 _HISTORY_LINES: Final = 10_000
 
-MasterOption = Annotated[
-    str | None,
-    typer.Option(help="Where Spark runs: local[4], spark://host:7077. Default: here, all cores."),
-]
-RemoteOption = Annotated[
-    str | None, typer.Option(help="A Spark Connect server, sc://host:15002, instead of a master.")
-]
 DeltaOption = Annotated[bool, typer.Option("--delta", help="With Delta Lake (`penstock jars`).")]
 
 

@@ -22,7 +22,8 @@ from penstock import limits
 from penstock.clients import Backoff, Chunk, Connector, Progress, Single, Source, WorkerFailed
 from penstock.config import Config
 from penstock.errors import BadBatch, BadSetting, HubUnreachable, LocalError, Unauthorized
-from penstock.protocols.wallaroo.client import split_address, stream_id
+from penstock.protocols.wallaroo.client import split_address
+from penstock.protocols.wallaroo.connector import stream_id
 from penstock.protocols.wallaroo.wire import (
     Ack,
     Decoder,

@@ -53,13 +53,12 @@ from penstock.protocols.wallaroo.connector import (
     Welcomed,
     stream_id,
 )
+from penstock.protocols.wallaroo.feed import Feed
 from penstock.protocols.wallaroo.wire import VERSION, Decoder, Dialect, Hello, Role
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:7472"
 _CLOSE_S: Final = 2.0
 """How long a worker may take to close its side, after we have closed ours."""
-
-_BYTES = bytes | bytearray | memoryview
 
 
 class WorkerFailed(RemoteError):
@@ -89,94 +88,6 @@ class Progress:
     """Why the last session ended."""
 
 
-class _Feed:
-    """A source, and what it has offered and is not sent."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.name = source.name.encode()
-        self.id: int = getattr(source, "stream_id", None) or stream_id(self.name)
-        self.ref: int | None = None
-        self.finished = False
-        self.task: asyncio.Task[None] | None = None
-        self._acked = getattr(source, "acked", None)
-        self._room = asyncio.Event()
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget what was offered."""
-        self.chunks: deque[Chunk] = deque()
-        self.at = 0
-        self.ended = False
-        self.queued = False
-        self._singles: list[Any] = []
-        self._held = 0
-        self._room.set()
-
-    def put(self, item: Any) -> None:
-        """What the source yields."""
-        if isinstance(item, Chunk):
-            chunk = item
-        elif isinstance(item, tuple) and item and isinstance(item[0], _BYTES):
-            self._singles.append(item)
-            self._held += len(item[0])
-            return
-        elif isinstance(item, tuple) and len(item) >= 2:
-            chunk = Chunk.of(*item)
-        else:
-            raise LocalError(
-                f"the source {self.source.name!r} yields {type(item).__name__}: a Chunk, a tuple "
-                "(payloads, ids) or a tuple (payload, id) is wanted"
-            )
-        self._pack()
-        if len(chunk):
-            self.chunks.append(chunk)
-
-    def _pack(self) -> None:
-        if self._singles:
-            self.chunks.append(Chunk.of_singles(self._singles))
-            self._singles = []
-            self._held = 0
-
-    @property
-    def is_full(self) -> bool:
-        return (
-            len(self.chunks) >= limits.WALLAROO_CHUNKS_MAX
-            or len(self._singles) >= limits.WALLAROO_GATHER_MESSAGES
-            or self._held >= limits.WALLAROO_GATHER_BYTES
-        )
-
-    async def room(self) -> None:
-        """Wait until more may be put."""
-        while self.is_full:
-            self._room.clear()
-            await self._room.wait()
-
-    def chunk(self) -> Chunk | None:
-        """What is to be sent next, from row `at` on."""
-        if not self.chunks:
-            self._pack()
-        return self.chunks[0] if self.chunks else None
-
-    def sent(self, count: int) -> None:
-        """So many messages of the chunk are sent."""
-        self.at += count
-        if self.at == len(self.chunks[0]):
-            self.chunks.popleft()
-            self.at = 0
-        if not self.is_full:
-            self._room.set()
-
-    @property
-    def has_more(self) -> bool:
-        return bool(self.chunks or self._singles or self.ended)
-
-    def acked(self, position: int) -> None:
-        self.ref = position
-        if self._acked is not None:
-            self._acked(position)
-
-
 @dataclass(slots=True)
 class _Totals:
     """Of sessions that are over."""
@@ -201,7 +112,7 @@ _Ended: TypeAlias = Failed | Restarted | OSError | _SourceFailed | None
 class _Link(asyncio.BufferedProtocol):
     """One session over one connection. `over` says how it ended."""
 
-    def __init__(self, session: Session, feeds: dict[int, _Feed], stopping: bool) -> None:
+    def __init__(self, session: Session, feeds: dict[int, Feed], stopping: bool) -> None:
         self.session = session
         self.feeds = feeds
         self.over: asyncio.Future[_Ended] = asyncio.get_running_loop().create_future()
@@ -216,7 +127,7 @@ class _Link(asyncio.BufferedProtocol):
         self._paused = False
         self._woken = False
         self._closing = False
-        self._turns: deque[_Feed] = deque()
+        self._turns: deque[Feed] = deque()
 
     # -- the socket --------------------------------------------------------------------------------
 
@@ -302,12 +213,12 @@ class _Link(asyncio.BufferedProtocol):
                 self._write(self.session.error())
                 self._end(event)
 
-    def _finish(self, feed: _Feed) -> None:
+    def _finish(self, feed: Feed) -> None:
         feed.finished = True
         if all(each.finished for each in self.feeds.values()):
             self._end(None)
 
-    def _restart(self, feed: _Feed, event: Reset) -> None:
+    def _restart(self, feed: Feed, event: Reset) -> None:
         """Read a source from elsewhere."""
         feed.clear()
         feed.finished = False
@@ -319,17 +230,17 @@ class _Link(asyncio.BufferedProtocol):
         feed.task = asyncio.create_task(self._pump(feed, event, before))
         feed.task.add_done_callback(lambda task: self._pumped(feed, task))
 
-    def _pumped(self, feed: _Feed, task: asyncio.Task[None]) -> None:
+    def _pumped(self, feed: Feed, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._source_failed(feed, error)
 
-    def _source_failed(self, feed: _Feed, error: BaseException) -> None:
+    def _source_failed(self, feed: Feed, error: BaseException) -> None:
         self._write(
             self.session.fail(f"The source of {feed.source.name} failed: {type(error).__name__}")
         )
         self._end(_SourceFailed(error))
 
-    async def _pump(self, feed: _Feed, event: Reset, before: asyncio.Task[None] | None) -> None:
+    async def _pump(self, feed: Feed, event: Reset, before: asyncio.Task[None] | None) -> None:
         """Bring a source to its place, and take what it yields, while there is room."""
         await _ended([before])
         await feed.source.reset(event.position)
@@ -355,7 +266,7 @@ class _Link(asyncio.BufferedProtocol):
 
     # -- sending -----------------------------------------------------------------------------------
 
-    def _queue(self, feed: _Feed) -> None:
+    def _queue(self, feed: Feed) -> None:
         if not feed.queued:
             feed.queued = True
             self._turns.append(feed)
@@ -390,7 +301,7 @@ class _Link(asyncio.BufferedProtocol):
         if self.stopping and session.is_settled:
             self._end(None)
 
-    def _send_some(self, feed: _Feed) -> bool:
+    def _send_some(self, feed: Feed) -> bool:
         """Send a stream's share; False if it has to wait for something else than credits."""
         session = self.session
         chunk = feed.chunk()
@@ -463,7 +374,7 @@ class Connector:
         self._give_up_s = give_up_seconds
         self._stop_s = stop_seconds
         self._backoff = backoff or Backoff(limits.WALLAROO_RETRY_S_MIN, limits.WALLAROO_RETRY_S_MAX)
-        self._feeds: dict[int, _Feed] = {}
+        self._feeds: dict[int, Feed] = {}
         self._link: _Link | None = None
         self._totals = _Totals()
         self._connections = 0
@@ -507,7 +418,7 @@ class Connector:
             raise LocalError("this connector runs already: make one more, with another instance")
         self._feeds = {}
         for source in sources:
-            feed = _Feed(source)
+            feed = Feed(source)
             if feed.id in self._feeds:
                 other = self._feeds[feed.id].source.name
                 raise LocalError(
